@@ -1,0 +1,49 @@
+"""fissile: neurons split, parameters don't.
+
+Fixed parameter expansion for PyTorch: split each neuron of a trained network into ``alpha`` sparse
+children with disjoint inputs, prune back to the same number of non-zero weights, fine-tune.
+
+>>> wide = fissile.expand(model, alpha=2, optimizer=adam)
+"""
+
+from fissile import data, measure, theory
+from fissile.budget import NonZeros, nonzeros
+from fissile.errors import FileError, FissileError
+from fissile.expand import dropconnect, expand, to_dense, to_masked
+from fissile.files import load, save
+from fissile.layers import DropConnectLinear, MaskedLinear, PartitionedLinear
+from fissile.network import MLP
+from fissile.rewire import Rewire
+from fissile.split import Gram, Groups, Overlapping, Random, Split, Structured, register_split
+from fissile.summary import summary
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MLP",
+    "DropConnectLinear",
+    "FileError",
+    "FissileError",
+    "Gram",
+    "Groups",
+    "MaskedLinear",
+    "NonZeros",
+    "Overlapping",
+    "PartitionedLinear",
+    "Random",
+    "Rewire",
+    "Split",
+    "Structured",
+    "data",
+    "dropconnect",
+    "expand",
+    "load",
+    "measure",
+    "nonzeros",
+    "register_split",
+    "save",
+    "summary",
+    "theory",
+    "to_dense",
+    "to_masked",
+]

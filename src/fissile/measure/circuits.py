@@ -1,0 +1,80 @@
+"""Circuit analysis: which edges carry which clauses, and how many carry more than one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fissile.errors import FissileError
+from fissile.shapes import Bool, Float
+
+__all__ = ["collisions", "edge_usage"]
+
+
+def edge_usage(
+    weight: Float[Tensor, "*batch neurons inputs"],
+    bias: Float[Tensor, "*batch neurons"],
+    x: Float[Tensor, "*#batch samples inputs"],
+    on: Bool[Tensor, "*#batch samples inputs"],
+    satisfied: Bool[Tensor, "*#batch samples clauses"],
+) -> Float[Tensor, "*batch clauses neurons inputs"]:
+    """The fraction of each clause's samples on which each edge contributes.
+
+    >>> one = torch.ones(1, 1)
+    >>> edge_usage(one, torch.zeros(1), one, one.bool(), one.bool()).tolist()
+    [[[1.0]]]
+
+    Only samples that satisfy exactly one clause are traced. The edge from input j to neuron i
+    contributes where the neuron is active, literal j is on, and the weight pushes it up.
+    """
+    _check(weight, bias, x, on, satisfied)
+    active = x @ weight.mT + bias[..., None, :] > 0  # [*batch samples neurons]
+    traced = satisfied & (satisfied.sum(-1, keepdim=True) == 1)  # [*batch samples clauses]
+    literals = on.to(weight)
+    # One matmul per clause counts samples without a tensor of samples × neurons × inputs.
+    counts = [(active & chosen[..., None]).to(weight).mT @ literals for chosen in traced.unbind(-1)]
+    samples = traced.sum(-2).clamp(min=1)[..., None, None]  # [*batch clauses 1 1]
+    return torch.stack(counts, -3) * (weight > 0)[..., None, :, :] / samples
+
+
+def collisions(
+    weight: Float[Tensor, "*batch neurons inputs"],
+    bias: Float[Tensor, "*batch neurons"],
+    x: Float[Tensor, "*#batch samples inputs"],
+    on: Bool[Tensor, "*#batch samples inputs"],
+    satisfied: Bool[Tensor, "*#batch samples clauses"],
+    *,
+    share: float = 0.0,
+) -> Float[Tensor, "*batch"]:
+    """The edge collision rate: of the edges any clause uses, those that two or more use.
+
+    >>> x = torch.eye(2)
+    >>> float(collisions(torch.eye(2), torch.zeros(2), x, x > 0, x > 0))
+    0.0
+
+    A clause uses an edge that contributes on more than `share` of its traced samples, see
+    `edge_usage`. The rate is 0 where no edge is used.
+    """
+    if not 0 <= share < 1:
+        raise FissileError(f"share={share} is a fraction of samples; give 0 <= share < 1.")
+    users = (edge_usage(weight, bias, x, on, satisfied) > share).sum(-3)  # [*batch neurons inputs]
+    used, shared = ((users >= least).sum((-2, -1)) for least in (1, 2))
+    return shared.to(weight.dtype) / used.clamp(min=1)
+
+
+def _check(weight: Tensor, bias: Tensor, x: Tensor, on: Tensor, satisfied: Tensor) -> None:
+    if bias.shape != weight.shape[:-1]:
+        raise FissileError(
+            f"bias has shape {list(bias.shape)}; a weight of shape {list(weight.shape)} "
+            f"needs {list(weight.shape[:-1])}."
+        )
+    if x.shape[-1] != weight.shape[-1] or on.shape[-2:] != x.shape[-2:]:
+        raise FissileError(
+            f"x {list(x.shape)} and on {list(on.shape)} must both end in "
+            f"[samples, inputs] with the weight's {weight.shape[-1]} inputs."
+        )
+    if satisfied.shape[-2] != x.shape[-2] or satisfied.shape[-1] == 0:
+        raise FissileError(
+            f"satisfied {list(satisfied.shape)} must end in [samples, clauses] with the "
+            f"{x.shape[-2]} samples of x and at least one clause."
+        )

@@ -1,0 +1,114 @@
+"""Gram clustering: how well clusters of the Gram matrix recover the true groups of inputs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fissile.draw import Draw
+from fissile.errors import FissileError
+from fissile.kmeans import kmeans
+from fissile.measure._groups import membership
+from fissile.measure.gram import gram
+from fissile.shapes import Float, Int
+
+__all__ = ["Recovery", "adjusted_rand", "gram_clusters", "pairwise_agreement", "recovery"]
+
+
+class Recovery(NamedTuple):
+    """How well clusters match the true groups; 1 is perfect in both scores."""
+
+    agreement: Float[Tensor, "*batch"]
+    adjusted_rand: Float[Tensor, "*batch"]
+
+
+class _Pairs(NamedTuple):
+    """Numbers of pairs of inputs, by whether labels and truth put the two together."""
+
+    both: Tensor
+    labels_only: Tensor
+    truth_only: Tensor
+    neither: Tensor
+
+
+def pairwise_agreement(
+    labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]
+) -> Float[Tensor, "*batch"]:
+    """The fraction of pairs of inputs that labels and truth treat alike (the Rand index).
+
+    >>> labels, truth = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 2])
+    >>> round(float(pairwise_agreement(labels, truth)), 3)
+    0.667
+
+    A single input has no pairs and counts as agreement.
+    """
+    pairs = _pairs(labels, truth)
+    differ = pairs.labels_only + pairs.truth_only
+    return 1 - differ / (pairs.both + pairs.neither + differ).clamp(min=1)
+
+
+def adjusted_rand(
+    labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]
+) -> Float[Tensor, "*batch"]:
+    """The Rand index adjusted for chance: 1 for equal partitions, about 0 for random ones.
+
+    >>> float(adjusted_rand(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 1])))
+    1.0
+    """
+    both, labels_only, truth_only, neither = _pairs(labels, truth)
+    above = 2 * (both * neither - labels_only * truth_only)
+    below = (both + truth_only) * (truth_only + neither)
+    below = below + (both + labels_only) * (labels_only + neither)
+    # Equal partitions with one group, or only singletons, would otherwise give 0 / 0.
+    return torch.where(labels_only + truth_only == 0, 1.0, above / below.clamp(min=1))
+
+
+def gram_clusters(
+    weight: Float[Tensor, "*batch neurons inputs"],
+    clusters: int,
+    draw: Draw,
+    *,
+    restarts: int = 8,
+    steps: int = 64,
+) -> Int[Tensor, "*batch inputs"]:
+    """The cluster of each input: k-means over the rows of the Gram matrix.
+
+    >>> from fissile.draw import drawer
+    >>> weight = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> first, second, third = gram_clusters(weight, 2, drawer(torch.Generator().manual_seed(0)))
+    >>> bool(first == second), bool(second == third)
+    (True, False)
+    """
+    return kmeans(gram(weight), clusters, draw, restarts=restarts, steps=steps)
+
+
+def recovery(
+    weight: Float[Tensor, "*batch neurons inputs"], groups: Int[Tensor, " inputs"], draw: Draw
+) -> Recovery:
+    """Both scores of Gram clustering with as many clusters as there are true groups.
+
+    >>> from fissile.draw import drawer
+    >>> weight = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> draw = drawer(torch.Generator().manual_seed(0))
+    >>> [float(score) for score in recovery(weight, torch.tensor([0, 0, 1]), draw)]
+    [1.0, 1.0]
+    """
+    clusters = membership(groups, weight.shape[-1]).shape[-1]
+    labels = gram_clusters(weight, clusters, draw)
+    return Recovery(pairwise_agreement(labels, groups), adjusted_rand(labels, groups))
+
+
+def _pairs(labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]) -> _Pairs:
+    if labels.shape[-1:] != truth.shape[-1:]:
+        raise FissileError(
+            f"labels {list(labels.shape)} and truth {list(truth.shape)} must name the same inputs."
+        )
+    first, second = torch.triu_indices(
+        labels.shape[-1], labels.shape[-1], offset=1, device=labels.device
+    )
+    ours = labels[..., first] == labels[..., second]  # [*batch pairs]
+    true = truth[..., first] == truth[..., second]
+    groups = (ours & true, ours & ~true, ~ours & true, ~ours & ~true)
+    return _Pairs(*(group.sum(-1) for group in groups))

@@ -1,0 +1,95 @@
+"""Splitting one pair of layers: which weights of the expanded pair exist.
+
+This is the whole method as pure tensor algebra, on any leading batch dimensions: deal the inputs,
+copy the second layer's columns, prune back to the budget. ``fissile.expand`` on a model and the
+bank of thousands of networks are two callers of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fissile.budget import prune_back
+from fissile.draw import Draw
+from fissile.errors import FissileError, whole
+from fissile.layers import REMOVED, children_of, owner_mask
+from fissile.shapes import Bool, Float, Int
+from fissile.split import Split, redraw
+
+__all__ = ["Pattern", "check_alpha", "split_pair"]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which weights of an expanded pair exist.
+
+    ``owner`` says which child holds each first-layer weight (``REMOVED``: none). Where the split
+    is no partition, ``first`` is the mask that stands instead, with the same degree per child.
+    """
+
+    alpha: int
+    owner: Int[Tensor, "*batch parents inputs"]
+    second: Bool[Tensor, "*batch outputs children"]
+    first: Bool[Tensor, "*batch children inputs"] | None = None
+
+    def first_mask(self) -> Bool[Tensor, "*batch children inputs"]:
+        """Return the first layer's pattern as a mask, whatever it is kept as."""
+        return owner_mask(self.owner, self.alpha) if self.first is None else self.first
+
+
+def check_alpha(alpha: int, inputs: int) -> int:
+    """Return alpha as an int if a neuron with that many inputs can be split so."""
+    count = whole("alpha", alpha, least=1)
+    if count > inputs:
+        raise FissileError(
+            f"alpha={count} is larger than the fan-in of {inputs}: some children would have no "
+            "input; use a smaller alpha"
+        )
+    return count
+
+
+def split_pair(
+    first: Float[Tensor, "*batch parents inputs"],
+    second: Float[Tensor, "*batch outputs parents"],
+    alpha: int,
+    split: Split,
+    draw: Draw,
+    *,
+    extra: int = 0,
+) -> Pattern:
+    """Split every neuron between two layers and prune back to the same number of non-zeros.
+
+    >>> pattern = split_pair(w1, w2, 2, Random(), drawer(torch.Generator().manual_seed(0)))
+
+    ``extra`` is what the pair must pay besides: the children's biases and norm parameters when
+    the budget counts them.
+    """
+    alpha = check_alpha(alpha, first.shape[-1])
+    owner = _checked(split.deal(first, alpha, draw), first, alpha, split)
+    count = torch.count_nonzero(first, (-2, -1)) + torch.count_nonzero(second, (-2, -1)) - extra
+    if bool((count < 1).any()):
+        raise FissileError(
+            "the budget leaves no weights: the children's biases and norm parameters alone use it "
+            'up; use a smaller alpha or budget="weights"'
+        )
+    keep, second_mask = prune_back(first, children_of(second, alpha, -1), count)
+    owner = torch.where(keep, owner, REMOVED)
+    if split.disjoint:
+        return Pattern(alpha, owner, second_mask)
+    mask = redraw(owner_mask(owner, alpha), children_of(first, alpha, -2), draw)
+    return Pattern(alpha, owner, second_mask, mask)
+
+
+def _checked(owner: Tensor, first: Tensor, alpha: int, split: Split) -> Tensor:
+    """Refuse what a split from outside the package may get wrong."""
+    if owner.shape != first.shape or owner.is_floating_point() or owner.is_complex():
+        raise FissileError(
+            f"{split!r} must return one integer owner per weight, shape {tuple(first.shape)}; "
+            f"it returned {tuple(owner.shape)} of {owner.dtype}"
+        )
+    if bool(((owner < 0) | (owner >= alpha)).any()):
+        raise FissileError(f"{split!r} returned an owner outside 0 .. {alpha - 1}")
+    return owner.to(first.device, torch.long)

@@ -1,0 +1,240 @@
+"""Who inherits which input: every way to deal a parent's inputs among its children.
+
+A split looks at the first weight matrix of a pair and answers with an *owner* for every weight,
+the child (0 .. alpha-1) that inherits it. All splits work on any number of leading batch
+dimensions and take their randomness from a ``draw`` function, so thousands of networks can be
+split at once while each keeps its own random stream.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fissile.draw import Draw, choose, ranks
+from fissile.errors import FissileError
+from fissile.kmeans import kmeans
+from fissile.shapes import Bool, Float, Int
+
+__all__ = [
+    "Gram",
+    "Groups",
+    "Overlapping",
+    "Random",
+    "Split",
+    "Structured",
+    "redraw",
+    "register_split",
+    "resolve_split",
+    "split_names",
+]
+
+
+class Split(ABC):
+    """Deals each parent's inputs among its children; subclass it to invent a new split.
+
+    >>> class Halves(Split):
+    ...     def deal(self, weight, alpha, draw):
+    ...         child = torch.arange(weight.shape[-1]) * alpha // weight.shape[-1]
+    ...         return child.expand(weight.shape)
+    >>> register_split("halves", Halves)
+    """
+
+    #: False for a control whose children may share inputs (see :class:`Overlapping`).
+    disjoint: ClassVar[bool] = True
+
+    @abstractmethod
+    def deal(
+        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
+    ) -> Int[Tensor, "*batch parents inputs"]:
+        """Return the owner of every weight, an integer in 0 .. alpha-1."""
+
+    def __repr__(self) -> str:
+        """Show the split with its settings: ``Structured(n=2, m=4)``."""
+        settings = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
+        return f"{type(self).__name__}({settings})"
+
+
+class Random(Split):
+    """Deal the inputs at random, as evenly as they divide, independently for each parent."""
+
+    def deal(
+        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
+    ) -> Int[Tensor, "*batch parents inputs"]:
+        """Shuffle the inputs of each parent and deal them round the table."""
+        return ranks(draw(*weight.shape)).to(weight.device) % alpha
+
+
+class Structured(Split):
+    """Deal N of every M consecutive inputs to each child, the pattern of N:M sparse hardware.
+
+    >>> Structured(2, 4)  # also by name: "2:4"; needs alpha = M / N
+    Structured(n=2, m=4)
+    """
+
+    def __init__(self, n: int = 2, m: int = 4) -> None:
+        if not 1 <= n <= m or m % n:
+            raise FissileError(f"an N:M split needs N to divide M; {n}:{m} does not")
+        self.n, self.m = n, m
+
+    def deal(
+        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
+    ) -> Int[Tensor, "*batch parents inputs"]:
+        """Shuffle each block of M inputs and deal it, N to a child."""
+        inputs = weight.shape[-1]
+        if alpha * self.n != self.m:
+            raise FissileError(
+                f"a {self.n}:{self.m} split makes {self.m // self.n} children, not alpha={alpha}; "
+                f'use alpha={self.m // self.n} or the split "{self.n}:{self.n * alpha}"'
+            )
+        if inputs % self.m:
+            raise FissileError(
+                f"a {self.n}:{self.m} split needs a fan-in divisible by {self.m}, not {inputs}"
+            )
+        noise = draw(*weight.shape).unflatten(-1, (-1, self.m))  # (*batch, parents, blocks, m)
+        return (ranks(noise) % alpha).flatten(-2).to(weight.device)
+
+
+class Groups(Split):
+    """Deal whole groups of inputs, so that a feature's inputs stay together (clause-aware).
+
+    >>> Groups([0, 0, 0, 0, 1, 1, 1, 1])  # inputs 0-3 are one clause, 4-7 another
+    Groups(groups=[0, 0, 0, 0, 1, 1, 1, 1])
+    """
+
+    def __init__(self, groups: Sequence[int] | Tensor) -> None:
+        ids = torch.as_tensor(groups)
+        if ids.ndim != 1 or ids.numel() == 0 or ids.is_floating_point():
+            raise FissileError("groups must be one list of integers, a group for every input")
+        # Any labels will do: they are renumbered 0, 1, 2, ... without gaps.
+        self.groups: list[int] = torch.unique(ids, return_inverse=True)[1].tolist()
+
+    def deal(
+        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
+    ) -> Int[Tensor, "*batch parents inputs"]:
+        """Deal the groups evenly by count and by size, independently for each parent."""
+        *batch, parents, inputs = weight.shape
+        if len(self.groups) != inputs:
+            raise FissileError(
+                f"groups has {len(self.groups)} entries but the layer has {inputs} inputs; give "
+                "one group per input (and, for a deeper network, one split per widened layer)"
+            )
+        count = max(self.groups) + 1
+        if count < alpha:
+            raise FissileError(
+                f"{count} groups cannot be dealt among alpha={alpha} children; "
+                "use fewer children or finer groups"
+            )
+        labels = torch.tensor(self.groups).expand(*batch, inputs)
+        return _deal_groups(labels, count, parents, alpha, draw).to(weight.device)
+
+
+class Gram(Split):
+    """Deal clusters of inputs found by k-means over the rows of the Gram matrix ``W1ᵀ W1``.
+
+    >>> Gram(clusters=8)  # by default 4 clusters per child, at most one per input
+    Gram(clusters=8)
+    """
+
+    def __init__(self, clusters: int | None = None) -> None:
+        if clusters is not None and clusters < 1:
+            raise FissileError(f"the Gram split needs at least one cluster, not {clusters}")
+        self.clusters = clusters
+
+    def deal(
+        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
+    ) -> Int[Tensor, "*batch parents inputs"]:
+        """Cluster the inputs of each network, then deal the clusters as groups."""
+        parents, inputs = weight.shape[-2:]
+        clusters = min(inputs, 4 * alpha) if self.clusters is None else self.clusters
+        if not alpha <= clusters <= inputs:
+            raise FissileError(
+                f"the Gram split needs between alpha={alpha} and {inputs} clusters, not {clusters}"
+            )
+        wide = weight.detach().double()  # ties between half-precision rows would be arbitrary
+        labels = kmeans(wide.mT @ wide, clusters, draw).cpu()
+        return _deal_groups(labels, clusters, parents, alpha, draw).to(weight.device)
+
+
+class Overlapping(Random):
+    """The non-disjoint control: every child draws its inputs anew, with the degree FPE gave it."""
+
+    disjoint = False
+
+
+def redraw(
+    mask: Bool[Tensor, "*batch children inputs"],
+    weight: Float[Tensor, "*batch children inputs"],
+    draw: Draw,
+) -> Bool[Tensor, "*batch children inputs"]:
+    """Draw as many inputs for each child as ``mask`` gives it, among its non-zero weights."""
+    noise = draw(*mask.shape).to(mask.device)
+    noise = torch.where(weight == 0, 2.0, noise)  # a weight that is not there comes last
+    return choose(noise, mask.sum(-1))
+
+
+def _deal_groups(
+    labels: Int[Tensor, "*batch inputs"], count: int, parents: int, alpha: int, draw: Draw
+) -> Int[Tensor, "*batch parents inputs"]:
+    """Deal groups in rounds of alpha, largest first, the largest to the lightest child.
+
+    Every child gets one group a round, so counts differ by at most one; within a round the
+    matching evens out the sizes. Noise below 1 breaks ties between whole-numbered sizes.
+    """
+    batch = labels.shape[:-1]
+    size = torch.zeros(*batch, count, dtype=torch.double)
+    size.scatter_add_(-1, labels, torch.ones_like(labels, dtype=torch.double))
+    size = size.unsqueeze(-2).expand(*batch, parents, count)
+    order = (draw(*batch, parents, count) - size).argsort(dim=-1, stable=True)
+    rounds = -(-count // alpha)
+    seats = draw(*batch, parents, rounds, alpha)
+    load = torch.zeros(*batch, parents, alpha, dtype=torch.double)
+    owner = torch.zeros(*batch, parents, count, dtype=torch.long)
+    for turn in range(rounds):
+        groups = order[..., turn * alpha : (turn + 1) * alpha]
+        children = (load + seats[..., turn, :]).argsort(dim=-1, stable=True)[
+            ..., : groups.shape[-1]
+        ]
+        owner.scatter_(-1, groups, children)
+        load.scatter_add_(-1, children, size.gather(-1, groups))
+    return owner.gather(-1, labels.unsqueeze(-2).expand(*batch, parents, labels.shape[-1]))
+
+
+_SPLITS: dict[str, Callable[[], Split]] = {
+    "random": Random,
+    "gram": Gram,
+    "overlapping": Overlapping,
+}
+
+
+def register_split(name: str, factory: Callable[[], Split]) -> None:
+    """Make a split available by name: ``register_split("halves", Halves)``."""
+    if name in split_names() and _SPLITS.get(name) is not factory:
+        raise FissileError(f"a split named {name!r} is registered already; choose another name")
+    _SPLITS[name] = factory
+
+
+def split_names() -> list[str]:
+    """List what ``split=`` understands by name, N:M patterns apart."""
+    return sorted([*_SPLITS, "groups"])
+
+
+def resolve_split(split: str | Split) -> Split:
+    """Turn a name such as ``"random"`` or ``"2:4"`` into a split; a split stays itself."""
+    if isinstance(split, Split):
+        return split
+    if not isinstance(split, str):
+        raise FissileError(f"a split is a name or a fissile.Split, not {type(split).__name__}")
+    if split in _SPLITS:
+        return _SPLITS[split]()
+    if match := re.fullmatch(r"(\d+):(\d+)", split):
+        return Structured(int(match[1]), int(match[2]))
+    if split == "groups":
+        raise FissileError('the split "groups" needs the groups: pass fissile.Groups([0, 0, 1, 1])')
+    names = ", ".join(split_names())
+    raise FissileError(f"unknown split {split!r}; known are {names} and N:M patterns such as 2:4")

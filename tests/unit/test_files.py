@@ -1,0 +1,247 @@
+"""Saving and loading: the same model back, and one clear error for everything else."""
+
+import contextlib
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import cases
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+import fissile
+from fissile import MLP, FileError, dropconnect, expand, load, nonzeros, save, to_masked
+
+
+def same(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(
+        torch.equal(one[k], other[k]) and one[k].dtype == other[k].dtype for k in one
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(plain=False))
+def test_an_mlp_comes_back_without_any_code(case, tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "model.safetensors"
+    wide = expand(case.model, case.alpha, case.split)
+    save(wide, path)
+    back = load(path)
+    assert same(back, wide)
+    assert nonzeros(back) == nonzeros(wide)
+    assert all(p.requires_grad for p in back.parameters())
+    x = torch.randn(3, wide.sizes[0]).to(next(wide.parameters()).dtype)
+    assert torch.equal(back.eval()(x), wide.eval()(x))
+
+
+@settings(max_examples=30, deadline=None)
+@given(case=cases(plain=True))
+def test_another_model_is_filled(case, tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "model.safetensors"
+    wide = expand(case.model, case.alpha, case.split)
+    save(wide, path)
+    with pytest.raises(FileError, match=r"give load\(\) the model"):
+        load(path)
+    before = {k: v.clone() for k, v in case.model.state_dict().items()}
+    assert same(load(path, case.model), wide)  # from the dense architecture
+    assert same(load(path, expand(case.model, case.alpha, case.split, seed=9)), wide)
+    assert all(torch.equal(before[k], v) for k, v in case.model.state_dict().items())
+
+
+@pytest.mark.parametrize("make", [lambda m: m, lambda m: dropconnect(m, 2), to_masked])
+def test_every_kind_of_layer_round_trips(make, tmp_path):
+    model = make(MLP([8, 4, 4, 4, 2], layer_norm=True, activation=nn.PReLU(), embedding=6))
+    save(model, tmp_path / "model")
+    assert same(load(tmp_path / "model"), model)
+    slopes = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.PReLU(3), nn.Linear(3, 2))
+    wide = expand(slopes, 2)
+    save(wide, tmp_path / "model")
+    assert same(load(tmp_path / "model", slopes), wide)
+
+
+def test_activation_settings_come_back(tmp_path):
+    save(expand(MLP([6, 4, 2], activation=nn.LeakyReLU(0.37)), 2), tmp_path / "m")
+    assert load(tmp_path / "m").layers[1].negative_slope == 0.37
+
+    class Mine(nn.Module):
+        def forward(self, x):
+            return x.relu() + 1
+
+    dense = MLP([6, 4, 2], activation=Mine())
+    save(expand(dense, 2), tmp_path / "m")
+    with pytest.raises(FileError, match=r"give load\(\) the model"):
+        load(tmp_path / "m")
+    assert load(tmp_path / "m", dense)(torch.randn(2, 6)).shape == (2, 2)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    torch.manual_seed(0)
+    path = tmp_path / "model.safetensors"
+    save(expand(MLP([8, 4, 3], layer_norm=True), 2), path)
+    return path
+
+
+def parts(path):
+    with safe_open(path, "pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        return tensors, json.loads(file.metadata()["fissile"])
+
+
+def rewrite(path, change):
+    tensors, recipe = parts(path)
+    change(tensors, recipe)
+    save_file(tensors, path, {"fissile": json.dumps(recipe)})
+
+
+HOSTILE = {
+    "owner out of range": lambda t, r: t["layers.0.owner"].fill_(2),
+    "owner below -1": lambda t, r: t["layers.0.owner"].fill_(-2),
+    "owner of another shape": lambda t, r: t.update({"layers.0.owner": t["layers.0.owner"][:2]}),
+    "owner of floats": lambda t, r: t.update({"layers.0.owner": t["layers.0.owner"].float()}),
+    "mask of bytes": lambda t, r: t.update({"layers.3.mask": t["layers.3.mask"].byte()}),
+    "mask of another shape": lambda t, r: t.update({"layers.3.mask": t["layers.3.mask"][:1]}),
+    "bias of another shape": lambda t, r: t.update({"layers.0.bias": torch.zeros(3)}),
+    "norm of another width": lambda t, r: t.update(
+        {"layers.1.weight": torch.ones(5), "layers.1.bias": torch.ones(5)}
+    ),
+    "missing tensor": lambda t, r: t.pop("layers.3.bias"),
+    "missing owner": lambda t, r: t.pop("layers.0.owner"),
+    "extra tensor": lambda t, r: t.update({"layers.9.weight": torch.zeros(2)}),
+    "alpha zero": lambda t, r: r["layers"]["layers.0"].update(alpha=0),
+    "alpha a word": lambda t, r: r["layers"]["layers.0"].update(alpha="two"),
+    "alpha huge": lambda t, r: r["layers"]["layers.0"].update(alpha=10**12),
+    "unknown kind": lambda t, r: r["layers"]["layers.0"].update(kind="pickle"),
+    "layer outside": lambda t, r: r["layers"].update({"no.such": {"kind": "masked"}}),
+    "layer on a norm": lambda t, r: r["layers"].update({"layers.1": {"kind": "masked"}}),
+    "sizes huge": lambda t, r: r["mlp"].update(sizes=[10**9, 10**9, 10**9]),
+    "sizes no list": lambda t, r: r["mlp"].update(sizes="abc"),
+    "unknown setting": lambda t, r: r["mlp"].update(run="rm -rf"),
+    "unknown activation": lambda t, r: r["mlp"]["activation"].update(name="system"),
+    "odd activation setting": lambda t, r: r["mlp"]["activation"].update(settings={"inplace": []}),
+    "no layers": lambda t, r: r.pop("layers"),
+    "layers no table": lambda t, r: r.update(layers=["layers.0"]),
+    "layer no table": lambda t, r: r["layers"].update({"layers.0": 3}),
+    "other version": lambda t, r: r.update(version=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused(saved, name):
+    rewrite(saved, HOSTILE[name])
+    with pytest.raises(FileError, match=str(saved)):
+        load(saved)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_a_torn_or_flipped_file_never_does_anything_else(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("torn") / "m"
+    save(expand(MLP([8, 4, 3]), 2), path)
+    whole = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        whole = whole[: data.draw(st.integers(0, len(whole) - 1))]
+        path.write_bytes(whole)
+        with pytest.raises(FileError):
+            load(path)
+        return
+    position = data.draw(st.integers(0, len(whole) - 1))
+    whole[position] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(whole)
+    # A flipped bit of a weight is another weight; everything else is an error of ours.
+    with contextlib.suppress(FileError):
+        load(path)
+
+
+def test_foreign_files(tmp_path):
+    path = tmp_path / "m"
+    with pytest.raises(FileError, match="No such file"):
+        load(path)
+    save_file({"a": torch.zeros(2)}, path)
+    with pytest.raises(FileError, match="not a fissile file"):
+        load(path)
+    save_file({"a": torch.zeros(2)}, path, {"fissile": "{"})
+    with pytest.raises(FileError, match="recipe is damaged"):
+        load(path)
+    save_file({"a": torch.zeros(2)}, path, {"fissile": "[" * 100_000})
+    with pytest.raises(FileError, match="recipe is damaged"):
+        load(path)
+    path.write_bytes(struct.pack("<Q", 2**62) + b"{}")
+    with pytest.raises(FileError, match="not a readable safetensors file"):
+        load(path)
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "sprung"),))
+
+    (tmp_path / "m").write_bytes(pickle.dumps(Trap()))
+    torch.save({"x": Trap()}, tmp_path / "n")
+    for name in ("m", "n"):
+        with pytest.raises(FileError):
+            load(tmp_path / name)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_model_that_does_not_fit_is_refused(saved):
+    for other in (MLP([8, 4, 2]), MLP([8, 4, 3]), nn.Sequential(nn.Linear(8, 4))):
+        with pytest.raises(FileError):
+            load(saved, other)
+
+
+def test_a_failed_write_keeps_the_old_file(saved, monkeypatch):
+    before = saved.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(FileError, match="No space left"):
+        save(MLP([8, 4, 3]), saved)
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved], "a half-written file was left behind"
+
+
+def test_a_really_full_disk_keeps_the_old_file(saved):
+    """Writes under a file size limit of the operating system, in a process of its own."""
+    before = saved.read_bytes()
+    code = (
+        "import resource, signal, sys, fissile;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "try: fissile.save(fissile.MLP([512, 256, 3]), sys.argv[1])\n"
+        "except fissile.FileError as error: print('refused:', error)"
+    )
+    run = subprocess.run([sys.executable, "-c", code, saved], capture_output=True, text=True)
+    assert run.stdout.startswith("refused: could not write"), run
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_nowhere_to_write(tmp_path):
+    with pytest.raises(FileError, match="could not write"):
+        save(MLP([8, 4, 3]), tmp_path / "no" / "such" / "folder")
+
+
+def test_state_that_is_no_tensor_is_refused(tmp_path):
+    class Odd(nn.Linear):
+        def get_extra_state(self):
+            return {"a": 1}
+
+    with pytest.raises(FileError, match="not a tensor"):
+        save(nn.Sequential(Odd(2, 2)), tmp_path / "m")
+
+
+def test_loading_onto_a_device_and_dtype(saved):
+    assert next(load(saved, device="meta").parameters()).device.type == "meta"
+    dense = MLP([8, 4, 3], layer_norm=True).double()
+    assert next(fissile.load(saved, dense).parameters()).dtype is torch.float64
