@@ -122,9 +122,15 @@ def test_a_shared_edge_by_hand():
     assert float(measure.collisions(weight, bias, x, x > 0, x > 0)) == 0
     # A neuron that is active anyway uses the other literal where that one happens to be on.
     satisfied = torch.tensor([[True, False], [False, True], [True, False]])
-    rate = measure.collisions(weight, bias, x, x > 0, satisfied)
+    rate = measure.collisions(weight, bias, x, x > 0, satisfied, share=0.0)
     assert float(rate) == pytest.approx(1 / 3)  # of edges (0,0), (0,1), (1,0) only (0,1)
-    assert float(measure.collisions(weight, bias, x, x > 0, satisfied, share=0.5)) == 0
+    # Edge (1,0) is used on one of two samples, not on most of them.
+    assert float(measure.collisions(weight, bias, x, x > 0, satisfied)) == pytest.approx(1 / 2)
+    # A neuron with a higher threshold fires on one of the three samples with the literal on.
+    more = torch.cat([x, torch.tensor([[1.0, 0.4], [1.0, 0.4]])])
+    on, which = more > 0, torch.cat([satisfied, satisfied[:1], satisfied[:1]])
+    usage = measure.edge_usage(weight, bias - 1, more, on, which)
+    assert float(usage[0, 0, 1]) == pytest.approx(1 / 3)
 
 
 def test_on_is_not_read_from_x():
@@ -162,10 +168,12 @@ def slow_collisions(weight, bias, x, on, satisfied, share) -> float:
     clauses = satisfied.shape[-1]
     used = np.zeros((clauses, *weight.shape), dtype=bool)
     for clause, i, j in np.ndindex(used.shape):
-        samples = [s for s in range(len(x)) if satisfied[s].sum() == 1 and satisfied[s, clause]]
-        hits = sum(
-            bool(weight[i] @ x[s] + bias[i] > 0 and on[s, j] and weight[i, j] > 0) for s in samples
-        )
+        samples = [
+            s
+            for s in range(len(x))
+            if satisfied[s].sum() == 1 and satisfied[s, clause] and on[s, j]
+        ]
+        hits = sum(bool(weight[i] @ x[s] + bias[i] > 0 and weight[i, j] > 0) for s in samples)
         used[clause, i, j] = bool(samples) and hits / len(samples) > share
     users = used.sum(0)
     return float((users >= 2).sum() / (users >= 1).sum()) if users.any() else 0.0

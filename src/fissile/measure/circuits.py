@@ -18,14 +18,16 @@ def edge_usage(
     on: Bool[Tensor, "*#batch samples inputs"],
     satisfied: Bool[Tensor, "*#batch samples clauses"],
 ) -> Float[Tensor, "*batch clauses neurons inputs"]:
-    """The fraction of each clause's samples on which each edge contributes.
+    """How often each edge carries each clause, among the samples that switch its literal on.
 
     >>> one = torch.ones(1, 1)
     >>> edge_usage(one, torch.zeros(1), one, one.bool(), one.bool()).tolist()
     [[[1.0]]]
 
     Only samples that satisfy exactly one clause are traced. The edge from input j to neuron i
-    contributes where the neuron is active, literal j is on, and the weight pushes it up.
+    contributes where the neuron is active, literal j is on, and the weight pushes it up. The
+    count is taken relative to the clause's samples with literal j on, so that literals of other
+    clauses, which are on only now and then, are judged like the clause's own.
     """
     _check(weight, bias, x, on, satisfied)
     active = x @ weight.mT + bias[..., None, :] > 0  # [*batch samples neurons]
@@ -33,8 +35,9 @@ def edge_usage(
     literals = on.to(weight)
     # One matmul per clause counts samples without a tensor of samples × neurons × inputs.
     counts = [(active & chosen[..., None]).to(weight).mT @ literals for chosen in traced.unbind(-1)]
-    samples = traced.sum(-2).clamp(min=1)[..., None, None]  # [*batch clauses 1 1]
-    return torch.stack(counts, -3) * (weight > 0)[..., None, :, :] / samples
+    present = traced.to(weight).mT @ literals  # [*batch clauses inputs]
+    share = torch.stack(counts, -3) / present.clamp(min=1)[..., None, :]
+    return share * (weight > 0)[..., None, :, :]
 
 
 def collisions(
@@ -44,7 +47,7 @@ def collisions(
     on: Bool[Tensor, "*#batch samples inputs"],
     satisfied: Bool[Tensor, "*#batch samples clauses"],
     *,
-    share: float = 0.0,
+    share: float = 0.5,
 ) -> Float[Tensor, "*batch"]:
     """The edge collision rate: of the edges any clause uses, those that two or more use.
 
@@ -52,8 +55,9 @@ def collisions(
     >>> float(collisions(torch.eye(2), torch.zeros(2), x, x > 0, x > 0))
     0.0
 
-    A clause uses an edge that contributes on more than `share` of its traced samples, see
-    `edge_usage`. The rate is 0 where no edge is used.
+    A clause uses an edge whose `edge_usage` is more than `share`: by default, whose neuron fires
+    on most of the clause's samples with that literal on. At 0 a single sample is enough, and on a
+    large test set nearly every edge collides. The rate is 0 where no edge is used.
     """
     if not 0 <= share < 1:
         raise FissileError(f"share={share} is a fraction of samples; give 0 <= share < 1.")
