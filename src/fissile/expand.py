@@ -22,6 +22,7 @@ from fissile.layers import (
     children_of,
 )
 from fissile.optim import Move, carry, check_optimizer
+from fissile.order import hash32
 from fissile.pattern import Pattern, check_alpha, split_pair
 from fissile.split import Split, resolve_split
 
@@ -132,7 +133,7 @@ def _transform(
     seed: int,
     budget: str,
     optimizer: Optimizer | None,
-    make_first: Callable[[nn.Linear, Pattern], Rebuilt],
+    make_first: Callable[[nn.Linear, Pattern, int], Rebuilt],
 ) -> nn.Module:
     """Split every pair, then build the new model; nothing is changed before all is checked."""
     known = check_budget(budget)
@@ -151,7 +152,8 @@ def _transform(
             pattern = split_pair(*weights, count, split, draw, extra=extra)
         except FissileError as error:
             raise FissileError(f"layer {pair.first!r}: {error}") from None
-        places.append(_Place(pair.first, *make_first(first, pattern)))
+        stream = int(hash32(seed, len(places)))
+        places.append(_Place(pair.first, *make_first(first, pattern, stream)))
         places.extend(between)
         places.append(_Place(pair.second, *_masked_second(second, pattern)))
     return _assemble(model, places, optimizer)
@@ -183,7 +185,7 @@ def _extra(model: nn.Module, first: nn.Linear, between: list[_Place], alpha: int
     return added
 
 
-def _sparse_first(layer: nn.Linear, pattern: Pattern) -> Rebuilt:
+def _sparse_first(layer: nn.Linear, pattern: Pattern, _: int) -> Rebuilt:
     """Keep weight and owner where the split is a partition, a masked copy where it is not."""
     alpha, how = pattern.alpha, {"bias": _to_children(pattern.alpha)}
     bias = _copied(layer.bias, alpha)
@@ -196,12 +198,12 @@ def _sparse_first(layer: nn.Linear, pattern: Pattern) -> Rebuilt:
     return new, how | {"weight": lambda t: torch.where(mask, children_of(t, alpha, 0), 0)}
 
 
-def _dropconnect_first(layer: nn.Linear, pattern: Pattern) -> Rebuilt:
+def _dropconnect_first(layer: nn.Linear, pattern: Pattern, seed: int) -> Rebuilt:
     alpha = pattern.alpha
     degree = pattern.first_mask().sum(-1)
     weight = children_of(layer.weight, alpha, 0)
     how = {"weight": _to_children(alpha), "bias": _to_children(alpha)}
-    return DropConnectLinear(weight, degree, _copied(layer.bias, alpha)), how
+    return DropConnectLinear(weight, degree, _copied(layer.bias, alpha), seed), how
 
 
 def _masked_second(layer: nn.Linear, pattern: Pattern) -> Rebuilt:

@@ -196,6 +196,9 @@ def _sparse_layer(
             (degree < 0).any() | (degree > weight.shape[1]).any()
         ):
             raise FileError(f"{name}.degree does not fit its weight")
+        stream = tensors[f"{name}.stream"]
+        if stream.shape != (2,) or stream.dtype is not torch.int64:
+            raise FileError(f"{name}.stream is no seed and count")
         new = DropConnectLinear(weight, degree.to(weight.device), bias)
     else:
         raise FileError(f"{name!r} has the unknown kind {layer['kind']!r}")

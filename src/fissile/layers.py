@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fissile.draw import choose
+from fissile.order import noise
 from fissile.shapes import Bool, Float, Int
 
 __all__ = [
@@ -179,22 +180,28 @@ class DropConnectLinear(SparseLinear):
     """
 
     degree: Tensor
+    stream: Tensor
 
     def __init__(
         self,
         weight: Float[Tensor, "children inputs"],
         degree: Int[Tensor, " children"],
         bias: Float[Tensor, " children"] | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self._hold(weight, bias)
         self.register_buffer("degree", degree.to(torch.int32))
+        # The seed and the passes so far: with them a saved model goes on with the same masks.
+        self.register_buffer("stream", torch.tensor([seed, 0], device=weight.device))
 
     def draw_mask(self) -> Bool[Tensor, "children inputs"]:
-        """Draw one mask with every child's degree, from torch's global random state."""
-        noise = torch.rand(self.weight.shape, device=self.weight.device)
-        return choose(noise, self.degree)
+        """Draw the next mask with every child's degree."""
+        seed, passes = self.stream.unbind()
+        mask = choose(noise(seed, passes, *self.weight.shape), self.degree)
+        self.stream[1] += 1
+        return mask
 
     def dense_weight(self) -> Float[Tensor, "children inputs"]:
         """Return a freshly masked weight in training, the dense scaled weight in evaluation."""

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fissile.budget import keep_largest
-from fissile.draw import Draw, drawer
 from fissile.errors import FissileError
 from fissile.layers import DropConnectLinear, MaskedLinear, PartitionedLinear
+from fissile.order import hash32, noise
 from fissile.shapes import Bool, Float, Int
 
 __all__ = ["Rewire", "rewired"]
@@ -87,8 +87,7 @@ class Rewire:
         self.layers = _masked_layers(model)
         self.optimizer, self.every, self.fraction = optimizer, every, fraction
         self.grow, self.until, self.steps = grow, until, 0
-        self._generator = torch.Generator().manual_seed(seed)
-        self._draw: Draw = drawer(self._generator)
+        self.seed = seed
         self._gradient: dict[int, Tensor] = {}
         if grow == "gradient":
             for layer in self.layers:
@@ -99,8 +98,8 @@ class Rewire:
         self.steps += 1
         due = self.steps % self.every == 0 and (self.until is None or self.steps < self.until)
         if due:
-            for layer in self.layers:
-                self._update(layer)
+            for index, layer in enumerate(self.layers):
+                self._update(index, layer)
         self._gradient.clear()
         return due
 
@@ -111,17 +110,17 @@ class Rewire:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs beside the model's and the optimizer's state."""
-        return {"steps": self.steps, "generator": self._generator.get_state()}
+        return {"steps": self.steps, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a saved run stopped."""
         self.steps = int(state["steps"])
-        self._generator.set_state(state["generator"])
+        self.seed = int(state["seed"])
 
     @torch.no_grad()
-    def _update(self, layer: MaskedLinear) -> None:
+    def _update(self, index: int, layer: MaskedLinear) -> None:
         count = math.floor(self._fraction() * int(layer.mask.sum()))
-        new = rewired(layer.weight, layer.mask, self._score(layer), count)
+        new = rewired(layer.weight, layer.mask, self._score(index, layer), count)
         moved = new != layer.mask
         layer.mask.copy_(new)
         layer.weight.masked_fill_(moved, 0)
@@ -136,9 +135,10 @@ class Rewire:
             return self.fraction
         return self.fraction * (1 + math.cos(math.pi * self.steps / self.until)) / 2
 
-    def _score(self, layer: MaskedLinear) -> Tensor:
+    def _score(self, index: int, layer: MaskedLinear) -> Tensor:
         if self.grow == "random":
-            return self._draw(*layer.mask.shape).to(layer.weight.device)
+            stream = hash32(self.seed, index).to(layer.weight.device)
+            return noise(stream, self.steps, *layer.mask.shape)
         if id(layer) not in self._gradient:
             raise FissileError("no gradient was seen: run backward() before rewire.step()")
         return self._gradient[id(layer)].abs()

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from fissile.layers import SparseLinear, weight_of
+from fissile.order import order
 from fissile.shapes import Float, Int
 
 __all__ = ["Recipe", "accuracy", "batches", "fit", "penalty", "task_loss"]
@@ -41,19 +42,21 @@ def fit(
     y: Int[Tensor, " samples"],
     *,
     epochs: int,
-    generator: torch.Generator,
+    seed: int,
+    start: int = 0,
     recipe: Recipe | None = None,
     after_step: Callable[[], object] | None = None,
     after_epoch: Callable[[], object] | None = None,
 ) -> None:
-    """Train a model in place for some epochs; the generator alone decides the order of batches.
+    """Train a model in place for some epochs; seed and epoch alone decide the order of batches.
 
-    >>> fit(model, adam, x, y, epochs=25, generator=torch.Generator().manual_seed(0))
+    >>> fit(model, adam, x, y, epochs=25, seed=0)  # the warm-up
+    >>> fit(model, adam, x, y, epochs=25, seed=0, start=25)  # and on from there
     """
     recipe = recipe or Recipe()
     model.train()
-    for _ in range(epochs):
-        for rows in batches(len(x), recipe.batch, generator):
+    for epoch in range(start, start + epochs):
+        for rows in batches(len(x), recipe.batch, seed, epoch):
             loss = task_loss(model(x[rows]), y[rows]) + penalty(model, recipe)
             optimizer.zero_grad()
             loss.backward()
@@ -64,9 +67,9 @@ def fit(
             after_epoch()
 
 
-def batches(samples: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Deal the samples into batches in a fresh random order; the last may be smaller."""
-    yield from torch.randperm(samples, generator=generator).split(batch)
+def batches(samples: int, batch: int, seed: int, epoch: int) -> Iterator[Tensor]:
+    """Deal the samples into batches in the order of the epoch; the last may be smaller."""
+    yield from order(seed, epoch, samples).split(batch)
 
 
 def task_loss(logits: Float[Tensor, "batch outputs"], y: Int[Tensor, " batch"]) -> Tensor:

@@ -80,10 +80,9 @@ def run_trial(
     recipe = Recipe()
     warm = MLP([study.formula.literals, study.neurons, 1])
     adam = torch.optim.Adam(warm.parameters(), recipe.lr)
-    order = torch.Generator().manual_seed(trial)
     fit(
         warm, adam, train.x, train.y,
-        epochs=study.warm_up, generator=order, recipe=recipe, after_epoch=on_epoch,
+        epochs=study.warm_up, seed=trial, recipe=recipe, after_epoch=on_epoch,
     )  # fmt: skip
     outcomes = []
     for arm, split in study.arms().items():
@@ -93,7 +92,7 @@ def run_trial(
             model = expand(model, study.alpha, split, seed=trial, optimizer=optimizer)
         fit(
             model, optimizer, train.x, train.y,
-            epochs=study.fine_tune, generator=order.clone_state(), recipe=recipe,
+            epochs=study.fine_tune, seed=trial, start=study.warm_up, recipe=recipe,
             after_epoch=on_epoch,
         )  # fmt: skip
         outcomes.append(_measured(study, arm, trial, model, test))

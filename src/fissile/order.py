@@ -1,0 +1,99 @@
+"""Stateless randomness: hashed noise, and the order in which a network sees its samples.
+
+Everything here is a pure function of a seed and counters, in 32-bit arithmetic that gives the same
+numbers on a CPU, on a GPU and inside a kernel. So a network sees the same batches whether it is
+trained alone, among thousands, or resumed in the middle, and no permutation has to be stored.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fissile.shapes import Float, Int
+
+__all__ = ["ROUNDS", "hash32", "noise", "order", "order_keys", "order_shape"]
+
+_WORD = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+#: How often a position is scrambled; fewer rounds leave neighbours correlated.
+ROUNDS = 4
+
+
+def hash32(*parts: int | Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+    """Mix whole numbers into one that looks random, 0 <= h < 2**32, elementwise.
+
+    >>> hash32(7, torch.arange(2))
+    tensor([1996066732, 3477029455])
+    """
+    state: Tensor = torch.tensor(_GOLDEN)
+    for part in parts:
+        # A seed may have 64 bits: its upper half is mixed in too.
+        number = torch.as_tensor(part, dtype=torch.int64)
+        for word in (number & _WORD, (number >> 32) & _WORD):
+            state = state.to(word.device) if word.ndim else state
+            state = _scramble(((state ^ word) + _GOLDEN) & _WORD)
+    return state
+
+
+def _scramble(h: Tensor) -> Tensor:
+    """Apply the finaliser of MurmurHash3; int64 products wrap, and their low 32 bits are right."""
+    h = h ^ (h >> 16)
+    h = (h * 0x85EBCA6B) & _WORD
+    h = h ^ (h >> 13)
+    h = (h * 0xC2B2AE35) & _WORD
+    return h ^ (h >> 16)
+
+
+def noise(
+    seed: int | Int[Tensor, "*batch"], counter: int | Int[Tensor, ""], *shape: int
+) -> Float[Tensor, "*batch ..."]:
+    """Return uniform numbers in [0, 1), float64, for each seed: the same for the same counter.
+
+    >>> noise(torch.tensor([1, 2]), 0, 3).shape
+    torch.Size([2, 3])
+    """
+    seeds = torch.as_tensor(seed)
+    entries = torch.arange(torch.Size(shape).numel(), device=seeds.device)
+    keys = hash32(seeds, counter).to(seeds.device)
+    uniform: Tensor = hash32(keys.unsqueeze(-1), entries) / 2**32
+    return uniform.reshape(*seeds.shape, *shape)
+
+
+def order_keys(seed: int | Int[Tensor, "*batch"], epoch: int) -> Int[Tensor, "*batch rounds two"]:
+    """Return the multiplier and addend of every round, for one epoch of each seed."""
+    seeds = torch.as_tensor(seed).unsqueeze(-1)
+    keys = hash32(seeds, epoch, torch.arange(2 * ROUNDS, device=seeds.device))
+    keys = keys.unflatten(-1, (ROUNDS, 2))
+    odd = torch.tensor([1, 0], device=keys.device)  # a multiplier must be odd to be invertible
+    return keys | odd
+
+
+def order_shape(samples: int) -> tuple[int, int]:
+    """Return how many bits number the samples, and how far each round shifts them."""
+    bits = max(1, (samples - 1).bit_length())
+    return bits, (bits + 1) // 2
+
+
+def order(seed: int, epoch: int, samples: int) -> Int[Tensor, " samples"]:
+    """Return the order in which a network sees its samples in an epoch: a permutation.
+
+    >>> order(seed=0, epoch=0, samples=5)
+    tensor([1, 4, 0, 3, 2])
+
+    Positions are scrambled by steps that can each be undone, on the next power of two; a position
+    that lands beyond the samples is scrambled again until it lands within.
+    """
+    keys = order_keys(seed, epoch).tolist()
+    bits, shift = order_shape(samples)
+    place = _place(torch.arange(samples), keys, bits, shift)
+    while bool((outside := place >= samples).any()):
+        place[outside] = _place(place[outside], keys, bits, shift)
+    return place
+
+
+def _place(position: Tensor, keys: list[list[int]], bits: int, shift: int) -> Tensor:
+    for multiplier, addend in keys:
+        position = (position * multiplier + addend) & ((1 << bits) - 1)
+        position = position ^ (position >> shift)
+    return position

@@ -1,0 +1,52 @@
+"""Stateless randomness: permutations that are permutations, and noise that looks like noise."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fissile.order import ROUNDS, hash32, noise, order, order_keys
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2000), st.integers(1, 300))
+def test_an_order_is_a_permutation(seed, epoch, samples):
+    assert order(seed, epoch, samples).sort().values.tolist() == list(range(samples))
+
+
+def test_orders_differ_by_seed_and_epoch_and_repeat():
+    orders = {tuple(order(seed, epoch, 50).tolist()) for seed in range(20) for epoch in range(20)}
+    assert len(orders) == 400
+    assert torch.equal(order(3, 4, 50), order(3, 4, 50))
+    assert not torch.equal(order(1, 0, 50), order(1 + 2**32, 0, 50)), "upper seed bits count"
+
+
+def test_every_item_comes_everywhere():
+    """Mean position, and the share of ascents between neighbours, as for true shuffles."""
+    for samples in (33, 1000):
+        orders = torch.stack([order(seed, 0, samples) for seed in range(400)]).double()
+        error = ((samples**2 - 1) / 12 / 400) ** 0.5
+        z = (orders.mean(0) - (samples - 1) / 2) / error
+        assert 0.8 < float(z.std()) < 1.2
+        ascents = (orders[:, 1:] > orders[:, :-1]).double().mean()
+        assert abs(float(ascents) - 0.5) < 0.02
+
+
+def test_noise_is_uniform_independent_and_the_same_in_company():
+    seeds = torch.arange(50)
+    together = noise(seeds, 3, 40, 25)
+    assert together.shape == (50, 40, 25)
+    assert torch.equal(together[7], noise(7, 3, 40, 25))
+    counts = (together.flatten() * 10).long().bincount(minlength=10)
+    expected = together.numel() / 10
+    assert float(((counts - expected) ** 2 / expected).sum()) < 30  # chi-square, 9 degrees
+    flat = torch.stack([together.flatten(), noise(seeds, 4, 40, 25).flatten()])
+    assert abs(float(torch.corrcoef(flat)[0, 1])) < 0.02
+
+
+def test_keys_are_words_with_odd_multipliers():
+    keys = order_keys(torch.tensor([0, 5]), 2)
+    assert keys.shape == (2, ROUNDS, 2)
+    assert (keys[..., 0] % 2 == 1).all()
+    assert ((keys >= 0) & (keys < 2**32)).all()
+    assert torch.equal(keys[1], order_keys(5, 2))
+    assert hash32(1, 2) != hash32(2, 1)
