@@ -64,7 +64,7 @@ def order_keys(seed: int | Int[Tensor, "*batch"], epoch: int) -> Int[Tensor, "*b
     """Return the multiplier and addend of every round, for one epoch of each seed."""
     seeds = torch.as_tensor(seed).unsqueeze(-1)
     keys = hash32(seeds, epoch, torch.arange(2 * ROUNDS, device=seeds.device))
-    keys = keys.unflatten(-1, (ROUNDS, 2))
+    keys = keys.reshape(*keys.shape[:-1], ROUNDS, 2)
     odd = torch.tensor([1, 0], device=keys.device)  # a multiplier must be odd to be invertible
     return keys | odd
 
@@ -75,25 +75,36 @@ def order_shape(samples: int) -> tuple[int, int]:
     return bits, (bits + 1) // 2
 
 
-def order(seed: int, epoch: int, samples: int) -> Int[Tensor, " samples"]:
-    """Return the order in which a network sees its samples in an epoch: a permutation.
+def order(
+    seed: int | Int[Tensor, "*batch"],
+    epoch: int,
+    samples: int,
+    start: int = 0,
+    stop: int | None = None,
+) -> Int[Tensor, "*batch positions"]:
+    """Return the order in which each network sees its samples in an epoch: a permutation.
 
     >>> order(seed=0, epoch=0, samples=5)
     tensor([1, 4, 0, 3, 2])
+    >>> order(seed=0, epoch=0, samples=5, start=1, stop=3)  # any part of it, at the same price
+    tensor([4, 0])
 
     Positions are scrambled by steps that can each be undone, on the next power of two; a position
     that lands beyond the samples is scrambled again until it lands within.
     """
-    keys = order_keys(seed, epoch).tolist()
+    keys = order_keys(seed, epoch)  # (*batch, rounds, 2)
     bits, shift = order_shape(samples)
-    place = _place(torch.arange(samples), keys, bits, shift)
+    positions = torch.arange(start, samples if stop is None else stop, device=keys.device)
+    keys = keys.unsqueeze(-3)
+    place = _place(positions, keys, bits, shift)  # (*batch, positions)
+    keys = keys.expand(*place.shape, ROUNDS, 2)
     while bool((outside := place >= samples).any()):
-        place[outside] = _place(place[outside], keys, bits, shift)
+        place[outside] = _place(place[outside], keys[outside], bits, shift)
     return place
 
 
-def _place(position: Tensor, keys: list[list[int]], bits: int, shift: int) -> Tensor:
-    for multiplier, addend in keys:
+def _place(position: Tensor, keys: Tensor, bits: int, shift: int) -> Tensor:
+    for multiplier, addend in (pair.unbind(-1) for pair in keys.unbind(-2)):
         position = (position * multiplier + addend) & ((1 << bits) - 1)
         position = position ^ (position >> shift)
     return position

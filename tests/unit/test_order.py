@@ -20,6 +20,14 @@ def test_orders_differ_by_seed_and_epoch_and_repeat():
     assert not torch.equal(order(1, 0, 50), order(1 + 2**32, 0, 50)), "upper seed bits count"
 
 
+def test_orders_in_a_batch_and_in_parts_are_the_same():
+    seeds = torch.tensor([5, 9, 2**40])
+    together = order(seeds, 3, 77)
+    for seed, row in zip(seeds.tolist(), together, strict=True):
+        assert torch.equal(row, order(seed, 3, 77))
+    assert torch.equal(order(seeds, 3, 77, 10, 30), together[:, 10:30])
+
+
 def test_every_item_comes_everywhere():
     """Mean position, and the share of ascents between neighbours, as for true shuffles."""
     for samples in (33, 1000):
