@@ -130,7 +130,7 @@ def check_finite(model: nn.Module, pairs: list[Pair]) -> None:
                         f"{name}.{key} holds NaN, infinite or non-float values; "
                         "expansion ranks weights by magnitude and needs finite numbers"
                     )
-            if not torch.count_nonzero(layer.get_parameter("weight")):
+            if not torch.count_nonzero(layer.get_parameter("weight"), (-2, -1)).all():
                 raise FissileError(
                     f"every weight of {name!r} is zero, so there is nothing to keep; "
                     "train the model before expanding it"

@@ -14,7 +14,7 @@ from torch import Tensor
 from fissile.errors import FissileError
 from fissile.shapes import Bool, Float, Int
 
-__all__ = ["Draw", "choose", "drawer", "ranks", "stacked"]
+__all__ = ["Draw", "choose", "drawer", "ranks", "seeded", "stacked"]
 
 Draw = Callable[..., Tensor]
 
@@ -56,6 +56,17 @@ def stacked(drawers: Sequence[Draw]) -> Draw:
         return torch.stack([each(*shape[1:]) for each in drawers])
 
     return draw
+
+
+def seeded(seed: int | Int[Tensor, " networks"]) -> Draw:
+    """A draw from a seed, or from one seed for each of a stack of networks.
+
+    >>> seeded(0)(5).shape, seeded(torch.tensor([0, 1]))(2, 5).shape
+    (torch.Size([5]), torch.Size([2, 5]))
+    """
+    if isinstance(seed, Tensor) and seed.ndim:
+        return stacked([drawer(torch.Generator().manual_seed(one)) for one in seed.tolist()])
+    return drawer(torch.Generator().manual_seed(int(seed)))
 
 
 def ranks(noise: Float[Tensor, "*batch entries"]) -> Int[Tensor, "*batch entries"]:

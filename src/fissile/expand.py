@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from fissile.budget import Budget, check_budget
 from fissile.chain import NORMS, Pair, check_finite, pairs_of
-from fissile.draw import drawer
+from fissile.draw import seeded
 from fissile.errors import FissileError
 from fissile.layers import (
     DropConnectLinear,
@@ -38,7 +38,7 @@ def expand(
     alpha: int,
     split: str | Split | Sequence[str | Split] = "random",
     *,
-    seed: int = 0,
+    seed: int | Tensor = 0,
     budget: Budget = "weights",
     optimizer: Optimizer | None = None,
 ) -> nn.Module:
@@ -53,7 +53,7 @@ def expand(
         alpha: children per neuron.
         split: who inherits which input: a name, a :class:`fissile.Split`, or one for each
             widened layer.
-        seed: of the split's randomness.
+        seed: of the split's randomness; for a stack of networks (:mod:`fissile.bank`), one each.
         budget: ``"weights"`` counts weights as the paper does, ``"all"`` biases and norms too.
         optimizer: an SGD, Adam or AdamW that shall continue on the new model, in place.
 
@@ -69,7 +69,7 @@ def dropconnect(
     model: nn.Module,
     alpha: int,
     *,
-    seed: int = 0,
+    seed: int | Tensor = 0,
     optimizer: Optimizer | None = None,
 ) -> nn.Module:
     """Duplicate each neuron ``alpha`` times and draw a fresh mask at every training pass.
@@ -95,7 +95,7 @@ def to_masked(model: nn.Module, *, optimizer: Optimizer | None = None) -> nn.Mod
             return copy.deepcopy(layer), {}
         alpha, mask = layer.alpha, layer.pattern()
         new = MaskedLinear(layer.dense_weight(), mask, _copied(layer.bias))
-        return new, {"weight": lambda t: torch.where(mask, children_of(t, alpha, 0), 0)}
+        return new, {"weight": lambda t: torch.where(mask, children_of(t, alpha, -2), 0)}
 
     return _rewrite(model, masked, optimizer)
 
@@ -130,17 +130,17 @@ def _transform(
     pairs: list[Pair],
     alpha: int,
     splits: list[Split],
-    seed: int,
+    seed: int | Tensor,
     budget: str,
     optimizer: Optimizer | None,
-    make_first: Callable[[nn.Linear, Pattern, int], Rebuilt],
+    make_first: Callable[[nn.Linear, Pattern, Tensor], Rebuilt],
 ) -> nn.Module:
     """Split every pair, then build the new model; nothing is changed before all is checked."""
     known = check_budget(budget)
     check_finite(model, pairs)
     if optimizer is not None:
         check_optimizer(optimizer, model)
-    draw = drawer(torch.Generator().manual_seed(seed))
+    draw = seeded(seed)
     places: list[_Place] = []
     for pair, split in zip(pairs, splits, strict=True):
         first, second = _linear(model, pair.first), _linear(model, pair.second)
@@ -152,7 +152,7 @@ def _transform(
             pattern = split_pair(*weights, count, split, draw, extra=extra)
         except FissileError as error:
             raise FissileError(f"layer {pair.first!r}: {error}") from None
-        stream = int(hash32(seed, len(places)))
+        stream = hash32(seed, len(places))
         places.append(_Place(pair.first, *make_first(first, pattern, stream)))
         places.extend(between)
         places.append(_Place(pair.second, *_masked_second(second, pattern)))
@@ -177,39 +177,39 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 
 def _extra(model: nn.Module, first: nn.Linear, between: list[_Place], alpha: int) -> int:
     """Count the parameters that the children add besides weights: biases, norms, slopes."""
-    added = 0 if first.bias is None else (alpha - 1) * first.bias.numel()
+    added = 0 if first.bias is None else (alpha - 1) * first.out_features
     for place in between:
         old = model.get_submodule(place.name)
-        added += sum(p.numel() for p in place.module.parameters())
-        added -= sum(p.numel() for p in old.parameters())
+        added += sum(p.shape[-1] for p in place.module.parameters())
+        added -= sum(p.shape[-1] for p in old.parameters())
     return added
 
 
-def _sparse_first(layer: nn.Linear, pattern: Pattern, _: int) -> Rebuilt:
+def _sparse_first(layer: nn.Linear, pattern: Pattern, _: Tensor) -> Rebuilt:
     """Keep weight and owner where the split is a partition, a masked copy where it is not."""
-    alpha, how = pattern.alpha, {"bias": _to_children(pattern.alpha)}
+    alpha, how = pattern.alpha, {"bias": _to_children(pattern.alpha, -1)}
     bias = _copied(layer.bias, alpha)
     if pattern.first is None:
         owner = pattern.owner
         new: nn.Module = PartitionedLinear(layer.weight, owner, alpha, bias)
         return new, how | {"weight": lambda t: torch.where(owner < 0, 0, t)}
     mask = pattern.first
-    new = MaskedLinear(children_of(layer.weight, alpha, 0), mask, bias)
-    return new, how | {"weight": lambda t: torch.where(mask, children_of(t, alpha, 0), 0)}
+    new = MaskedLinear(children_of(layer.weight, alpha, -2), mask, bias)
+    return new, how | {"weight": lambda t: torch.where(mask, children_of(t, alpha, -2), 0)}
 
 
-def _dropconnect_first(layer: nn.Linear, pattern: Pattern, seed: int) -> Rebuilt:
+def _dropconnect_first(layer: nn.Linear, pattern: Pattern, seed: Tensor) -> Rebuilt:
     alpha = pattern.alpha
     degree = pattern.first_mask().sum(-1)
-    weight = children_of(layer.weight, alpha, 0)
-    how = {"weight": _to_children(alpha), "bias": _to_children(alpha)}
+    weight = children_of(layer.weight, alpha, -2)
+    how = {"weight": _to_children(alpha, -2), "bias": _to_children(alpha, -1)}
     return DropConnectLinear(weight, degree, _copied(layer.bias, alpha), seed), how
 
 
 def _masked_second(layer: nn.Linear, pattern: Pattern) -> Rebuilt:
     alpha, mask = pattern.alpha, pattern.second
-    new = MaskedLinear(children_of(layer.weight, alpha, 1), mask, _copied(layer.bias))
-    return new, {"weight": lambda t: torch.where(mask, children_of(t, alpha, 1), 0)}
+    new = MaskedLinear(children_of(layer.weight, alpha, -1), mask, _copied(layer.bias))
+    return new, {"weight": lambda t: torch.where(mask, children_of(t, alpha, -1), 0)}
 
 
 def _widen(module: nn.Module, alpha: int) -> Rebuilt:
@@ -223,23 +223,23 @@ def _widen(module: nn.Module, alpha: int) -> Rebuilt:
         new.num_features *= alpha
         for key in ("running_mean", "running_var"):
             buffer = getattr(new, key)
-            setattr(new, key, None if buffer is None else children_of(buffer, alpha, 0))
+            setattr(new, key, None if buffer is None else children_of(buffer, alpha, -1))
     elif isinstance(new, nn.PReLU):
         if new.num_parameters == 1:  # one slope for all neurons stays one
             return new, {}
         new.num_parameters *= alpha
     for key, parameter in list(new.named_parameters(recurse=False)):
-        setattr(new, key, nn.Parameter(children_of(parameter.detach(), alpha, 0)))
-        how[key] = _to_children(alpha)
+        setattr(new, key, nn.Parameter(children_of(parameter.detach(), alpha, -1)))
+        how[key] = _to_children(alpha, -1)
     return new, how
 
 
-def _to_children(alpha: int) -> Carry:
-    return lambda tensor: children_of(tensor, alpha, 0)
+def _to_children(alpha: int, dim: int) -> Carry:
+    return lambda tensor: children_of(tensor, alpha, dim)
 
 
 def _copied(bias: Tensor | None, alpha: int = 1) -> Tensor | None:
-    return None if bias is None else children_of(bias.detach(), alpha, 0)
+    return None if bias is None else children_of(bias.detach(), alpha, -1)
 
 
 def _rewrite(

@@ -5,6 +5,8 @@
 * :class:`MaskedLinear` is for patterns that are no partition: the wider second layer, overlapping
   children, dynamic masks.
 * :class:`DropConnectLinear` draws a fresh mask at each forward pass (a control, not a split).
+
+Each may hold a stack of layers, every tensor with a leading dimension: a bank is made of those.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ __all__ = [
     "PartitionedLinear",
     "SparseLinear",
     "children_of",
+    "gathered",
     "owner_mask",
     "spread",
     "weight_of",
@@ -56,7 +59,22 @@ def spread(
 ) -> Float[Tensor, "*batch children inputs"]:
     """Write the parents' weights out as the children's sparse rows."""
     mask = owner_mask(owner, alpha)
-    return torch.where(mask, children_of(weight, alpha, -2), torch.zeros_like(weight[..., :1, :1]))
+    return torch.where(mask, children_of(weight, alpha, -2), _nothing(weight))
+
+
+def gathered(
+    wide: Float[Tensor, "*batch children inputs"],
+    owner: Int[Tensor, "*batch parents inputs"],
+    alpha: int,
+) -> Float[Tensor, "*batch parents inputs"]:
+    """Collect the children's rows into the parents' weights again: the inverse of ``spread``."""
+    mask = owner_mask(owner, alpha).unflatten(-2, (-1, alpha))
+    return torch.where(mask, wide.unflatten(-2, (-1, alpha)), _nothing(wide)).sum(-2)
+
+
+def _nothing(like: Tensor) -> Tensor:
+    """Return a zero that stays in the dtype and on the device, also under autocast."""
+    return torch.zeros((), dtype=like.dtype, device=like.device)
 
 
 def children_of(tensor: Tensor, alpha: int, dim: int) -> Tensor:
@@ -113,13 +131,13 @@ class PartitionedLinear(SparseLinear):
 
     def __init__(
         self,
-        weight: Float[Tensor, "parents inputs"],
-        owner: Int[Tensor, "parents inputs"],
+        weight: Float[Tensor, "*batch parents inputs"],
+        owner: Int[Tensor, "*batch parents inputs"],
         alpha: int,
-        bias: Float[Tensor, " children"] | None = None,
+        bias: Float[Tensor, "*batch children"] | None = None,
     ) -> None:
         super().__init__()
-        parents, self.in_features = weight.shape
+        parents, self.in_features = weight.shape[-2:]
         self.alpha, self.out_features = alpha, alpha * parents
         self._hold(torch.where(owner == REMOVED, 0, weight), bias)
         self.register_buffer("owner", owner.to(torch.int8 if alpha < 128 else torch.int16))
@@ -149,12 +167,12 @@ class MaskedLinear(SparseLinear):
 
     def __init__(
         self,
-        weight: Float[Tensor, "outputs inputs"],
-        mask: Bool[Tensor, "outputs inputs"],
-        bias: Float[Tensor, " outputs"] | None = None,
+        weight: Float[Tensor, "*batch outputs inputs"],
+        mask: Bool[Tensor, "*batch outputs inputs"],
+        bias: Float[Tensor, "*batch outputs"] | None = None,
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = weight.shape[-2:]
         self._hold(torch.where(mask, weight, 0), bias)
         self.register_buffer("mask", mask)
         #: Told the gradient of the whole matrix, removed weights included (growth by gradient).
@@ -162,7 +180,7 @@ class MaskedLinear(SparseLinear):
 
     def dense_weight(self) -> Float[Tensor, "outputs inputs"]:
         """Return the weight with zeros under the mask; a select, so that no NaN leaks through."""
-        weight = torch.where(self.mask, self.weight, torch.zeros_like(self.weight[:1, :1]))
+        weight = torch.where(self.mask, self.weight, _nothing(self.weight))
         if self.observer is not None and weight.requires_grad:
             weight.register_hook(self.observer)
         return weight
@@ -184,31 +202,33 @@ class DropConnectLinear(SparseLinear):
 
     def __init__(
         self,
-        weight: Float[Tensor, "children inputs"],
-        degree: Int[Tensor, " children"],
-        bias: Float[Tensor, " children"] | None = None,
-        seed: int = 0,
+        weight: Float[Tensor, "*batch children inputs"],
+        degree: Int[Tensor, "*batch children"],
+        bias: Float[Tensor, "*batch children"] | None = None,
+        seed: int | Int[Tensor, "*batch"] = 0,
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = weight.shape[-2:]
         self._hold(weight, bias)
         self.register_buffer("degree", degree.to(torch.int32))
         # The seed and the passes so far: with them a saved model goes on with the same masks.
-        self.register_buffer("stream", torch.tensor([seed, 0], device=weight.device))
+        seeds = torch.as_tensor(seed, device=weight.device)
+        self.register_buffer("stream", torch.stack([seeds, torch.zeros_like(seeds)], -1))
 
     def draw_mask(self) -> Bool[Tensor, "children inputs"]:
         """Draw the next mask with every child's degree."""
-        seed, passes = self.stream.unbind()
-        mask = choose(noise(seed, passes, *self.weight.shape), self.degree)
-        self.stream[1] += 1
+        seed, passes = self.stream.unbind(-1)
+        mask = choose(noise(seed, passes, *self.weight.shape[-2:]), self.degree)
+        self.stream[..., 1] += 1
         return mask
 
     def dense_weight(self) -> Float[Tensor, "children inputs"]:
         """Return a freshly masked weight in training, the dense scaled weight in evaluation."""
         if self.training:
             mask = self.draw_mask()
-            return torch.where(mask, self.weight, torch.zeros_like(self.weight[:1, :1]))
-        return self.weight * (self.degree.sum() / self.weight.numel()).to(self.weight.dtype)
+            return torch.where(mask, self.weight, _nothing(self.weight))
+        share = self.degree.sum(-1) / (self.in_features * self.out_features)
+        return self.weight * share.to(self.weight.dtype)[..., None, None]
 
     def pattern(self) -> Bool[Tensor, "children inputs"]:
         """Return the weights that exist: all of them, since evaluation uses them all."""

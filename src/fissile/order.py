@@ -46,7 +46,7 @@ def _scramble(h: Tensor) -> Tensor:
 
 
 def noise(
-    seed: int | Int[Tensor, "*batch"], counter: int | Int[Tensor, ""], *shape: int
+    seed: int | Int[Tensor, "*batch"], counter: int | Int[Tensor, "*batch"], *shape: int
 ) -> Float[Tensor, "*batch ..."]:
     """Return uniform numbers in [0, 1), float64, for each seed: the same for the same counter.
 

@@ -75,7 +75,7 @@ class Rewire:
         fraction: float = 0.1,
         grow: Literal["random", "gradient"] = "random",
         until: int | None = None,
-        seed: int = 0,
+        seed: int | Int[Tensor, " networks"] = 0,
     ) -> None:
         if every < 1 or not 0 < fraction <= 1 or (until is not None and until < 1):
             raise FissileError(
@@ -115,11 +115,11 @@ class Rewire:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a saved run stopped."""
         self.steps = int(state["steps"])
-        self.seed = int(state["seed"])
+        self.seed = state["seed"]
 
     @torch.no_grad()
     def _update(self, index: int, layer: MaskedLinear) -> None:
-        count = math.floor(self._fraction() * int(layer.mask.sum()))
+        count = (self._fraction() * layer.mask.sum((-2, -1))).floor().long()
         new = rewired(layer.weight, layer.mask, self._score(index, layer), count)
         moved = new != layer.mask
         layer.mask.copy_(new)
@@ -138,7 +138,7 @@ class Rewire:
     def _score(self, index: int, layer: MaskedLinear) -> Tensor:
         if self.grow == "random":
             stream = hash32(self.seed, index).to(layer.weight.device)
-            return noise(stream, self.steps, *layer.mask.shape)
+            return noise(stream, self.steps, *layer.mask.shape[-2:])
         if id(layer) not in self._gradient:
             raise FissileError("no gradient was seen: run backward() before rewire.step()")
         return self._gradient[id(layer)].abs()

@@ -39,7 +39,8 @@ def test_an_mlp_comes_back_without_any_code(case, tmp_path_factory):
     assert nonzeros(back) == nonzeros(wide)
     assert all(p.requires_grad for p in back.parameters())
     x = torch.randn(3, wide.sizes[0]).to(next(wide.parameters()).dtype)
-    assert torch.equal(back.eval()(x), wide.eval()(x))
+    # Equal weights elsewhere in memory may be summed in another order.
+    torch.testing.assert_close(back.eval()(x), wide.eval()(x))
 
 
 @settings(max_examples=30, deadline=None)

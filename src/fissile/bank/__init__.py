@@ -1,0 +1,1 @@
+"""Thousands of networks trained as one program."""
