@@ -28,6 +28,7 @@ __all__ = [
     "MaskedLinear",
     "PartitionedLinear",
     "SparseLinear",
+    "all_weights",
     "children_of",
     "gathered",
     "owner_mask",
@@ -237,6 +238,11 @@ class DropConnectLinear(SparseLinear):
     def active(self) -> int:
         """Count the weights that take part in one training pass."""
         return int(self.degree.sum())
+
+
+def all_weights(layer: nn.Module) -> Float[Tensor, "outputs inputs"]:
+    """Return every weight that learns, as a plain matrix: also what DropConnect leaves out now."""
+    return layer.weight if isinstance(layer, DropConnectLinear) else weight_of(layer)
 
 
 def weight_of(layer: nn.Module) -> Float[Tensor, "outputs inputs"]:

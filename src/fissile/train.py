@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from fissile.layers import SparseLinear, weight_of
+from fissile.layers import SparseLinear, all_weights
 from fissile.order import order
 from fissile.shapes import Float, Int
 
-__all__ = ["Recipe", "accuracy", "batches", "fit", "penalty", "task_loss"]
+__all__ = ["Recipe", "accuracy", "batches", "first_hidden", "fit", "penalty", "task_loss"]
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,18 @@ def task_loss(logits: Float[Tensor, "batch outputs"], y: Int[Tensor, " batch"]) 
 
 def penalty(model: nn.Module, recipe: Recipe) -> Tensor:
     """Return what the recipe adds to the loss: L1 on W1, L2 on all, optionally orthogonality."""
-    first = weight_of(_first_hidden(model))
-    total = recipe.l1 * first.abs().sum()
+    layer = first_hidden(model)
+    total = recipe.l1 * layer.get_parameter("weight").abs().sum()
     total = total + recipe.l2 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
     if recipe.orthogonal:
+        first = all_weights(layer)
         identity = torch.eye(len(first), dtype=first.dtype, device=first.device)
         total = total + recipe.orthogonal * (first @ first.mT - identity).square().sum()
     return total
 
 
-def _first_hidden(model: nn.Module) -> nn.Module:
-    """Return the layer the paper calls W1: an embedding in front is not it."""
+def first_hidden(model: nn.Module) -> nn.Module:
+    """Return the layer the paper calls W1; an embedding in front is not it."""
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | SparseLinear)]
     return layers[1] if getattr(model, "embedding", None) is not None else layers[0]
 

@@ -1,1 +1,19 @@
-"""Thousands of networks trained as one program."""
+"""Many small networks trained as one program."""
+
+from fissile.bank.bank import Bank, Group, Member
+from fissile.bank.progress import Progress
+from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Spec
+
+__all__ = [
+    "Arm",
+    "Bank",
+    "Data",
+    "Dense",
+    "DropConnect",
+    "Dynamic",
+    "Expand",
+    "Group",
+    "Member",
+    "Progress",
+    "Spec",
+]

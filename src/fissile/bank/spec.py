@@ -51,6 +51,11 @@ class Data:
         """Count the inputs of a sample."""
         return int(self.x.shape[1])
 
+    def shapes(self) -> tuple[object, ...]:
+        """Return what two data sets must share to be stacked; one that is streamed stands alone."""
+        streamed = id(self) if isinstance(self.x, np.memmap) else None
+        return len(self.x), len(self.x_test), self.inputs, streamed
+
     @property
     def classes(self) -> int:
         """Count the classes that occur."""

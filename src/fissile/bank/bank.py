@@ -1,0 +1,271 @@
+"""The bank: many small networks trained as one program.
+
+>>> bank = Bank([Spec([32, 8, 1], data, seed=seed) for seed in range(500)])
+>>> bank.train(until=25)  # the warm-up
+>>> arms = bank.branch({"dense": Dense(), "split": Expand(2)})
+>>> arms.train(until=50)
+>>> arms.last.view(500, 2).mean(0)  # accuracy of each arm
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from fissile.bank import engines
+from fissile.bank.progress import Progress, quiet
+from fissile.bank.spec import Arm, Dense, Spec
+from fissile.bank.stack import Stack, concatenated, module_at, stacked_modules
+from fissile.errors import FissileError
+from fissile.layers import SparseLinear, weight_of
+from fissile.shapes import Float, Int
+
+__all__ = ["Bank", "Group", "Member"]
+
+_log = logging.getLogger("fissile")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A network of a bank: what it is, its arm, and which network it branched from."""
+
+    spec: Spec
+    arm: Arm
+    name: str = ""
+    origin: int | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Networks of one shape, as a measure sees them: plain matrices, zeros for removed weights."""
+
+    members: Int[Tensor, " networks"]
+    weights: list[Float[Tensor, "networks outputs inputs"]]
+    biases: list[Float[Tensor, "networks outputs"] | None]
+    nonzeros: list[Int[Tensor, " networks"]]
+    specs: list[Spec]
+
+
+class Bank:
+    """Many networks, each with its own shape, data, seed and recipe, trained together.
+
+    A network's result does not depend on its company: its seed alone decides its weights, the
+    order of its batches and its splits.
+
+    Args:
+        specs: the networks.
+        device: where to train.
+        dtype: of the weights.
+        engine: ``"auto"`` takes the fastest that can do a network; ``"plain"`` forces batched
+            PyTorch.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        engine: str = "auto",
+    ) -> None:
+        if not specs:
+            raise FissileError("a bank needs at least one network")
+        self._configure(device, dtype, engine)
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for index, spec in enumerate(specs):
+            shape = (tuple(spec.sizes), spec.embedding, spec.layer_norm, spec.activation)
+            groups[shape, spec.recipe.batch, spec.data.shapes()].append(index)
+        stacks = [Stack.of([specs[i] for i in group], group, dtype) for group in groups.values()]
+        self._begin([Member(spec, Dense()) for spec in specs], stacks, start=0)
+
+    def _configure(self, device: torch.device | str, dtype: torch.dtype, engine: str) -> None:
+        self.device, self.dtype = torch.device(device), dtype
+        self.engine = engines.check(engine)
+
+    def _begin(self, members: list[Member], stacks: list[Stack], start: int) -> None:
+        self.members, self.start = members, start
+        self._stacks = _merged(stacks)
+        self._accuracy = [[] for _ in members]  # type: list[list[float]]
+        self._loss = [[] for _ in members]  # type: list[list[float]]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    # --- training
+
+    def train(self, until: int, *, progress: bool | Progress = False) -> None:
+        """Train every network up to an epoch; called again, it goes on where it stopped.
+
+        Ctrl-C leaves every network at its last finished epoch. A network that diverges is frozen
+        at its last finished epoch and listed in :attr:`diverged`. Where memory runs out, stacks
+        are halved until they fit.
+        """
+        left = [stack for stack in self._stacks if stack.epoch < until]
+        epochs = sum(len(stack) * (until - stack.epoch) for stack in left)
+        bar = progress if isinstance(progress, Progress) else Progress() if progress else quiet()
+        alive = {int(i) for stack in self._stacks for i in stack.members[stack.alive]}
+        with bar.of(networks=len(self), epochs=epochs):
+            try:
+                self._stacks = engines.run(
+                    self._stacks, until, self.device, self.engine, self._record(bar)
+                )
+            finally:
+                self._stacks = _merged(self._stacks)
+        lost = sorted(alive - {int(i) for s in self._stacks for i in s.members[s.alive]})
+        if lost:
+            names = ", ".join(map(str, lost[:10])) + (", ..." if lost[10:] else "")
+            _log.warning(
+                "%d of %d networks diverged and were frozen at their last finite epoch: %s",
+                len(lost), len(self), names,
+            )  # fmt: skip
+
+    def _record(self, bar: Progress) -> Callable[[Tensor, Tensor, Tensor, int], None]:
+        def record(members: Tensor, accuracy: Tensor, loss: Tensor, steps: int) -> None:
+            rows = zip(members.tolist(), accuracy.tolist(), loss.tolist(), strict=True)
+            for member, correct, mean in rows:
+                self._accuracy[member].append(correct)
+                self._loss[member].append(mean)
+            bar.advance(len(members), steps)
+
+        return record
+
+    def branch(self, arms: Mapping[str, Arm]) -> Bank:
+        """Return a bank in which every network goes on in each arm; this bank stays as it is.
+
+        Network ``i`` in the arm number ``a`` is network ``i * len(arms) + a`` of the new bank. All
+        arms of a network share its weights and moments at the split and see the same batches.
+        """
+        if not arms:
+            raise FissileError("branch needs at least one arm")
+        if len({stack.epoch for stack in self._stacks}) > 1:
+            raise FissileError("some networks have not finished; call train() again first")
+        members = [
+            Member(member.spec, arm, name, origin)
+            for origin, member in enumerate(self.members)
+            for name, arm in arms.items()
+        ]
+        stacks = [
+            stack.branch(arm, stack.members * len(arms) + number)
+            for stack in self._stacks
+            for number, arm in enumerate(arms.values())
+        ]
+        bank = Bank.__new__(Bank)
+        bank._configure(self.device, self.dtype, self.engine)
+        bank._begin(members, stacks, start=self._stacks[0].epoch)
+        return bank
+
+    # --- results
+
+    @property
+    def accuracy(self) -> Float[Tensor, "networks epochs"]:
+        """The test accuracy after every epoch since the bank began; NaN where not yet trained."""
+        return _table(self._accuracy)
+
+    @property
+    def loss(self) -> Float[Tensor, "networks epochs"]:
+        """The mean training loss of every epoch since the bank began."""
+        return _table(self._loss)
+
+    @property
+    def last(self) -> Float[Tensor, " networks"]:
+        """The test accuracy after the last epoch."""
+        return torch.tensor([curve[-1] if curve else torch.nan for curve in self._accuracy])
+
+    @property
+    def best(self) -> Float[Tensor, " networks"]:
+        """The test accuracy after the best epoch; chosen on the test set, as the paper does."""
+        return torch.tensor([max(curve, default=torch.nan) for curve in self._accuracy])
+
+    @property
+    def diverged(self) -> list[int]:
+        """The numbers of the networks that diverged and were frozen."""
+        return sorted(int(i) for stack in self._stacks for i in stack.members[~stack.alive])
+
+    @property
+    def nonzeros(self) -> Int[Tensor, " networks"]:
+        """The number of non-zero weights of every network: in expanded layers, those that exist."""
+        return self.measure(lambda group: torch.stack(group.nonzeros).sum(0))
+
+    @torch.no_grad()
+    def measure(self, function: Callable[[Group], Tensor]) -> Tensor:
+        """Evaluate a measure on all networks, shape by shape, and return it network by network.
+
+        >>> bank.measure(lambda group: fissile.measure.cosine(group.weights[0]))
+        """
+        found: list[Tensor | None] = [None] * len(self)
+        for stack in self._stacks:
+            values = function(self._group(stack))
+            for member, value in zip(stack.members.tolist(), values, strict=True):
+                found[member] = value.cpu()
+        return torch.stack([value for value in found if value is not None])
+
+    def _group(self, stack: Stack) -> Group:
+        layers = [m for m in stack.module.modules() if isinstance(m, nn.Linear | SparseLinear)]
+        stack.module.eval()
+        return Group(
+            members=stack.members,
+            weights=[weight_of(layer).detach().cpu() for layer in layers],
+            biases=[None if m.bias is None else m.bias.detach().cpu() for m in layers],
+            nonzeros=[_existing(layer) for layer in layers],
+            specs=[self.members[i].spec for i in stack.members.tolist()],
+        )
+
+    # --- networks in and out
+
+    def take(self, index: int) -> tuple[nn.Module, Adam]:
+        """Take a copy of a network out as an ordinary module, with an Adam that goes on with it."""
+        stack, row = self._find(index)
+        module = module_at(stack.module, row).cpu()
+        adam = Adam(module.parameters(), float(stack.dials.lr[row]))
+        for new, old in zip(module.parameters(), stack.module.parameters(), strict=True):
+            state = stack.adam.state[old]
+            adam.state[new] = {k: v[row].clone().cpu() for k, v in state.items()}
+        return module, adam
+
+    def put(self, index: int, module: nn.Module, adam: Adam | None = None) -> None:
+        """Put a network back, with its Adam or with fresh moments."""
+        old, row = self._find(index)
+        new = Stack.around(stacked_modules([module]), [self.members[index].spec], [index])
+        new.epoch, new.arm, new.steps = old.epoch, old.arm, old.steps
+        if adam is not None:
+            for parameter, given in zip(new.module.parameters(), module.parameters(), strict=True):
+                state = new.adam.state[parameter]
+                for key, value in adam.state.get(given, {}).items():
+                    if key in state:
+                        state[key] = value.detach().reshape(state[key].shape).to(state[key]).clone()
+        rest = [i for i in range(len(old)) if i != row]
+        stacks = [stack for stack in self._stacks if stack is not old]
+        self._stacks = _merged([*stacks, *([old.select(rest)] if rest else []), new])
+
+    def _find(self, index: int) -> tuple[Stack, int]:
+        if not 0 <= index < len(self):
+            raise FissileError(f"there is no network {index}; the bank has {len(self)}")
+        for stack in self._stacks:
+            rows = (stack.members == index).nonzero().flatten().tolist()
+            if rows:
+                return stack, rows[0]
+        raise AssertionError(f"network {index} is in no stack")
+
+
+def _existing(layer: nn.Linear | SparseLinear) -> Int[Tensor, " networks"]:
+    pattern = layer.pattern() if isinstance(layer, SparseLinear) else layer.weight != 0
+    return pattern.sum((-2, -1)).cpu()
+
+
+def _merged(stacks: Sequence[Stack]) -> list[Stack]:
+    """Join the stacks that can be one."""
+    groups: dict[Hashable, list[Stack]] = defaultdict(list)
+    for stack in stacks:
+        groups[stack.key()].append(stack)
+    return [concatenated(group) for group in groups.values()]
+
+
+def _table(curves: list[list[float]]) -> Tensor:
+    longest = max(map(len, curves))
+    return torch.tensor([[*curve, *[torch.nan] * (longest - len(curve))] for curve in curves])

@@ -1,0 +1,243 @@
+"""The plain engine: any architecture, any arm, any device, in batched PyTorch operations.
+
+It is the fallback of the bank and what the fast engines are tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fissile.bank.spec import Data, Dynamic
+from fissile.bank.stack import Stack
+from fissile.layers import SparseLinear, all_weights, weight_of
+from fissile.order import order
+from fissile.rewire import Rewire
+from fissile.shapes import Float, Int
+from fissile.train import first_hidden
+
+__all__ = ["forward", "run"]
+
+_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
+#: Numbers held at once when a test set is evaluated, and positions when an order is drawn.
+_CHUNK = 1 << 24
+
+
+def run(
+    stack: Stack, until: int, on_epoch: Callable[[Tensor, Tensor], object], device: torch.device
+) -> None:
+    """Train a stack up to an epoch; after each, report accuracy and loss of every network.
+
+    A network that diverges goes back to its last finished epoch and stays there. An interruption
+    (Ctrl-C, no memory) leaves the whole stack at the last finished epoch.
+    """
+    engine = _Engine(stack, device)
+    while stack.epoch < until:
+        saved = stack.snapshot()
+        try:
+            loss = engine.epoch()
+        except BaseException:
+            stack.restore(saved)
+            raise
+        failed = ~torch.isfinite(loss.cpu()) | ~_finite(stack.module)
+        stack.restore(saved, failed | ~stack.alive)
+        stack.alive &= ~failed
+        stack.epoch += 1
+        on_epoch(engine.accuracy(), loss.cpu())
+
+
+@torch.no_grad()
+def _finite(module: nn.Module) -> Tensor:
+    checks = [torch.isfinite(p).flatten(1).all(1) for p in module.parameters()]
+    return torch.stack(checks).all(0).cpu()
+
+
+def forward(
+    module: nn.Module, x: Float[Tensor, "*#networks samples inputs"]
+) -> Float[Tensor, "networks samples outputs"]:
+    """Return the logits of every network of a stacked module."""
+    for layer in _chain(module):
+        if isinstance(layer, nn.Linear | SparseLinear):
+            x = x @ weight_of(layer).mT
+            if layer.bias is not None:
+                x = x + layer.bias.unsqueeze(-2)
+        elif isinstance(layer, nn.LayerNorm):
+            x = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+            x = x * layer.weight.unsqueeze(-2) + layer.bias.unsqueeze(-2)
+        else:
+            x = layer(x)
+    return x
+
+
+def _chain(module: nn.Module) -> Iterator[nn.Module]:
+    embedding = getattr(module, "embedding", None)
+    if embedding is not None:
+        yield embedding
+    yield from module.get_submodule("layers").children()
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """The data sets of a stack, stacked where there are several, on the device."""
+
+    x: Tensor | np.ndarray
+    y: Tensor
+    which: Tensor
+    device: torch.device
+    dtype: torch.dtype
+
+    def batch(self, rows: Int[Tensor, "networks batch"]) -> tuple[Tensor, Tensor]:
+        """Gather a batch for every network."""
+        if isinstance(self.x, np.ndarray):  # only the rows that are needed are read
+            x = torch.from_numpy(np.ascontiguousarray(self.x[rows.cpu().numpy()])).to(self.device)
+            return x.to(self.dtype), self.y[0, rows]
+        sets = self.which.unsqueeze(-1)
+        return self.x[sets, rows], self.y[sets, rows]
+
+    def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return a range of samples for every network, once if all share them."""
+        if isinstance(self.x, np.ndarray):
+            part = torch.from_numpy(np.ascontiguousarray(self.x[start:stop]))
+            return part.to(self.device, self.dtype), self.y[0, start:stop]
+        if len(self.x) == 1:
+            return self.x[0, start:stop], self.y[0, start:stop]
+        return self.x[self.which, start:stop], self.y[self.which, start:stop]
+
+
+def _sets(
+    stack: Stack, part: Callable[[Data], tuple[Tensor | np.ndarray, Tensor]], device: torch.device
+) -> _Sets:
+    dtype = next(stack.module.parameters()).dtype
+    parts = [part(data) for data in stack.data]
+    y = torch.stack([y for _, y in parts]).to(device)
+    if len(parts) == 1 and isinstance(parts[0][0], np.ndarray):
+        return _Sets(parts[0][0], y, stack.which.to(device), device, dtype)
+    x = torch.stack([torch.as_tensor(x) for x, _ in parts]).to(device, dtype)
+    return _Sets(x, y, stack.which.to(device), device, dtype)
+
+
+class _Engine:
+    """One stack at work on one device."""
+
+    def __init__(self, stack: Stack, device: torch.device) -> None:
+        self.stack, self.device = stack, device
+        _move(stack, device)
+        self.train = _sets(stack, lambda data: (data.x, data.y), device)
+        self.test = _sets(stack, lambda data: (data.x_test, data.y_test), device)
+        self.seeds = stack.seeds.to(device)
+        self.dials = [
+            getattr(stack.dials, name).to(device) for name in ("lr", "l1", "l2", "orthogonal")
+        ]
+        self.rewire = self._rewire()
+        self.orthogonal = bool((stack.dials.orthogonal != 0).any())
+
+    def _rewire(self) -> Rewire | None:
+        arm = self.stack.arm
+        if not isinstance(arm, Dynamic):
+            return None
+        rewire = Rewire(
+            self.stack.module,
+            self.stack.adam,
+            every=arm.every,
+            fraction=arm.fraction,
+            grow=arm.grow,
+            seed=self.seeds,
+        )
+        rewire.steps = self.stack.steps
+        return rewire
+
+    def epoch(self) -> Float[Tensor, " networks"]:
+        """Train one epoch and return every network's mean loss over its samples."""
+        stack, samples = self.stack, len(self.stack.data[0].x)
+        stack.module.train()
+        loss = torch.zeros(len(stack), device=self.device, dtype=self.dials[0].dtype)
+        for rows in self._batches(samples):
+            loss += self._step(rows) * rows.shape[1] / samples
+            stack.steps += 1
+        return loss
+
+    def _batches(self, samples: int) -> Iterator[Int[Tensor, "networks batch"]]:
+        """Draw the epoch's order in parts, so that no order is ever held whole for all."""
+        stack = self.stack
+        part = max(1, _CHUNK // (len(stack) * stack.batch)) * stack.batch
+        for start in range(0, samples, part):
+            stop = min(start + part, samples)
+            yield from order(self.seeds, stack.epoch, samples, start, stop).split(stack.batch, 1)
+
+    def _step(self, rows: Int[Tensor, "networks batch"]) -> Float[Tensor, " networks"]:
+        x, y = self.train.batch(rows)
+        loss = _loss(forward(self.stack.module, x), y)
+        parameters = list(self.stack.module.parameters())
+        total = (loss + self._penalty()).sum()
+        gradients = torch.autograd.grad(total, parameters)
+        self._adam(parameters, gradients)
+        if self.rewire is not None:
+            self.rewire.step()
+        return loss.detach()
+
+    def _penalty(self) -> Float[Tensor, " networks"]:
+        _, l1, l2, orthogonal = self.dials
+        layer = first_hidden(self.stack.module)
+        squares = [p.square().flatten(1).sum(1) for p in self.stack.module.parameters()]
+        total: Tensor = l1 * layer.get_parameter("weight").abs().sum((-2, -1)) + l2 * sum(squares)
+        if self.orthogonal:
+            first = all_weights(layer)
+            identity = torch.eye(first.shape[-2], dtype=first.dtype, device=first.device)
+            total = total + orthogonal * (first @ first.mT - identity).square().sum((-2, -1))
+        return total
+
+    @torch.no_grad()
+    def _adam(self, parameters: list[nn.Parameter], gradients: tuple[Tensor, ...]) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            state = self.stack.adam.state[parameter]
+            state["step"] += 1
+            shape = (-1, *[1] * (parameter.ndim - 1))
+            step = state["step"].to(torch.float64)
+            mean, square = state["exp_avg"], state["exp_avg_sq"]
+            mean.lerp_(gradient, 1 - _BETA1)
+            square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
+            size = (self.dials[0] / (1 - _BETA1**step)).to(parameter.dtype).view(shape)
+            root = (1 - _BETA2**step).sqrt().to(parameter.dtype).view(shape)
+            parameter.sub_(size * mean / (square.sqrt() / root + _EPS))
+
+    @torch.no_grad()
+    def accuracy(self) -> Float[Tensor, " networks"]:
+        """Return every network's accuracy on its test set."""
+        stack, samples = self.stack, len(self.stack.data[0].x_test)
+        stack.module.eval()
+        widest = max(p.shape[-1] for p in stack.module.parameters())
+        part = max(1, _CHUNK // (len(stack) * widest))
+        correct = torch.zeros(len(stack), device=self.device, dtype=torch.long)
+        for start in range(0, samples, part):
+            x, y = self.test.slice(start, min(start + part, samples))
+            correct += (_guess(forward(stack.module, x)) == y).sum(-1)
+        return (correct.double() / samples).cpu()
+
+
+def _loss(
+    logits: Float[Tensor, "networks batch outputs"], y: Int[Tensor, "networks batch"]
+) -> Float[Tensor, " networks"]:
+    if logits.shape[-1] == 1:
+        target = y.to(logits.dtype)
+        losses = functional.binary_cross_entropy_with_logits(
+            logits.squeeze(-1), target, reduction="none"
+        )
+        return losses.mean(-1)
+    losses = functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+    return losses.view(y.shape).mean(-1)
+
+
+def _guess(logits: Float[Tensor, "networks samples outputs"]) -> Int[Tensor, "networks samples"]:
+    return (logits.squeeze(-1) > 0).long() if logits.shape[-1] == 1 else logits.argmax(-1)
+
+
+def _move(stack: Stack, device: torch.device) -> None:
+    stack.module.to(device)
+    for state in stack.adam.state.values():
+        for key, value in state.items():
+            state[key] = value.to(device)

@@ -1,0 +1,254 @@
+"""Networks of one shape as one module: every tensor has a leading dimension for the network.
+
+A stack is an ordinary ``fissile.MLP``, dense or expanded, whose parameters are stacked. Its Adam
+object only keeps the moments; the engines do the steps, because every network has its own learning
+rate. Splitting a stack is ``fissile.expand`` on that module.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Spec
+from fissile.expand import dropconnect, expand, to_masked
+from fissile.network import MLP
+from fissile.shapes import Float, Int
+
+__all__ = ["Stack", "concatenated", "module_at", "stacked_modules"]
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def stacked_modules(modules: Sequence[nn.Module]) -> nn.Module:
+    """Make one module of many of the same structure, with stacked parameters and buffers."""
+    states = [dict(_tensors(module)) for module in modules]
+    merged = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    return _rebuilt(modules[0], merged)
+
+
+def module_at(module: nn.Module, index: int) -> nn.Module:
+    """Take one network out of a stacked module, as an ordinary module of its own."""
+    return _rebuilt(module, {name: tensor[index].clone() for name, tensor in _tensors(module)})
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in module.named_parameters():
+        yield name, parameter.detach()
+    yield from module.named_buffers()
+
+
+def _rebuilt(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """Copy a module's structure around other tensors, without copying its own."""
+    memo: dict[int, object] = {}
+    for name, parameter in module.named_parameters():
+        memo[id(parameter)] = nn.Parameter(tensors[name], parameter.requires_grad)
+    for name, buffer in module.named_buffers():
+        memo[id(buffer)] = tensors[name]
+    return copy.deepcopy(module, memo)
+
+
+@dataclass(frozen=True)
+class Dials:
+    """The recipe's values for every network of a stack."""
+
+    lr: Float[Tensor, " networks"]
+    l1: Float[Tensor, " networks"]
+    l2: Float[Tensor, " networks"]
+    orthogonal: Float[Tensor, " networks"]
+
+    def at(self, rows: Tensor) -> Dials:
+        """Return the values of some of the networks."""
+        return Dials(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+@dataclass
+class Stack:
+    """Some networks of a bank that have the same shape and have seen equally many epochs."""
+
+    module: nn.Module
+    adam: Adam
+    members: Int[Tensor, " networks"]  # their numbers in the bank
+    seeds: Int[Tensor, " networks"]
+    dials: Dials
+    data: tuple[Data, ...]
+    which: Int[Tensor, " networks"]  # the data set of each
+    batch: int
+    epoch: int
+    arm: Arm
+    steps: int = 0  # since the arm began: dynamic masks count them
+    alive: Tensor = None  # type: ignore[assignment]  # False once a network has diverged
+
+    def __post_init__(self) -> None:
+        if self.alive is None:
+            self.alive = torch.ones(len(self.members), dtype=torch.bool)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @classmethod
+    def of(cls, specs: Sequence[Spec], members: Sequence[int], dtype: torch.dtype) -> Stack:
+        """Build networks of one shape with the weights their seeds give them."""
+        modules = []
+        with torch.random.fork_rng(devices=[]):
+            for spec in specs:
+                torch.manual_seed(spec.seed)
+                modules.append(
+                    MLP(
+                        spec.sizes,
+                        embedding=spec.embedding,
+                        layer_norm=spec.layer_norm,
+                        activation=spec.activation,
+                    )
+                )
+        return cls.around(stacked_modules(modules).to(dtype), specs, members)
+
+    @classmethod
+    def around(cls, module: nn.Module, specs: Sequence[Spec], members: Sequence[int]) -> Stack:
+        """Make a stack of a stacked module, with fresh moments."""
+        dtype = next(module.parameters()).dtype
+        recipes = [spec.recipe for spec in specs]
+        data = list(dict.fromkeys(spec.data for spec in specs))
+        return cls(
+            module=module,
+            adam=fresh_adam(module, len(specs)),
+            members=torch.tensor(members),
+            seeds=torch.tensor([spec.seed for spec in specs]),
+            dials=Dials(
+                *(
+                    torch.tensor([getattr(recipe, name) for recipe in recipes], dtype=dtype)
+                    for name in Dials.__dataclass_fields__
+                )
+            ),
+            data=tuple(data),
+            which=torch.tensor([data.index(spec.data) for spec in specs]),
+            batch=recipes[0].batch,
+            epoch=0,
+            arm=Dense(),
+        )
+
+    def key(self) -> Hashable:
+        """Return what two stacks must share to be one."""
+        structure = tuple(
+            (name, tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in _tensors(self.module)
+        )
+        kinds = tuple(type(module).__name__ for module in self.module.modules())
+        dynamic = replace(self.arm, split=None) if isinstance(self.arm, Dynamic) else None  # type: ignore[arg-type]
+        orthogonal = bool((self.dials.orthogonal != 0).any())
+        shapes = self.data[0].shapes()
+        return structure, kinds, shapes, self.batch, self.epoch, self.steps, dynamic, orthogonal
+
+    def select(self, rows: Sequence[int] | Tensor) -> Stack:
+        """Return some of the networks as a stack of their own."""
+        rows = torch.as_tensor(rows, dtype=torch.long)
+        tensors = {name: tensor[rows].clone() for name, tensor in _tensors(self.module)}
+        module = _rebuilt(self.module, tensors)
+        adam = Adam(module.parameters())
+        for new, old in zip(module.parameters(), self.module.parameters(), strict=True):
+            adam.state[new] = {k: v[rows].clone() for k, v in self.adam.state[old].items()}
+        return replace(
+            self,
+            module=module,
+            adam=adam,
+            members=self.members[rows],
+            seeds=self.seeds[rows],
+            dials=self.dials.at(rows),
+            which=self.which[rows],
+            alive=self.alive[rows],
+        )
+
+    def branch(self, arm: Arm, members: Tensor) -> Stack:
+        """Return the networks again, as the given arm makes them; these here stay as they are."""
+        new = self.select(torch.arange(len(self)))
+        new.members, new.arm, new.steps = members, arm, 0
+        module, adam, seeds = new.module, new.adam, new.seeds
+        if isinstance(arm, Expand):
+            module = expand(
+                module, arm.alpha, arm.split, seed=seeds, budget=arm.budget, optimizer=adam
+            )
+        elif isinstance(arm, DropConnect):
+            module = dropconnect(module, arm.alpha, seed=seeds, optimizer=adam)
+        elif isinstance(arm, Dynamic):
+            module = expand(module, arm.alpha, arm.split, seed=seeds, optimizer=adam)
+            module = to_masked(module, optimizer=adam)
+        new.module = module
+        return new
+
+    def snapshot(self) -> Snapshot:
+        """Copy everything that training changes."""
+        tensors = {name: tensor.clone() for name, tensor in _tensors(self.module)}
+        moments = [
+            {key: value.clone() for key, value in self.adam.state[parameter].items()}
+            for parameter in self.module.parameters()
+        ]
+        return Snapshot(tensors, moments, self.epoch, self.steps)
+
+    @torch.no_grad()
+    def restore(self, saved: Snapshot, rows: Tensor | None = None) -> None:
+        """Go back to a snapshot, all networks or (rows: a mask) some of them."""
+        if rows is None:
+            rows = torch.ones(len(self), dtype=torch.bool)
+            self.epoch, self.steps = saved.epoch, saved.steps
+        for name, tensor in _tensors(self.module):
+            tensor[rows] = saved.tensors[name][rows]
+        for parameter, state in zip(self.module.parameters(), saved.moments, strict=True):
+            for key, value in state.items():
+                self.adam.state[parameter][key][rows] = value[rows]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A stack's weights and moments at the end of an epoch."""
+
+    tensors: dict[str, Tensor]
+    moments: list[dict[str, Tensor]]
+    epoch: int
+    steps: int
+
+
+def fresh_adam(module: nn.Module, networks: int) -> Adam:
+    """Return an Adam that keeps zero moments and a step count for every network."""
+    adam = Adam(module.parameters())
+    for parameter in module.parameters():
+        adam.state[parameter] = {"step": torch.zeros(networks)} | {
+            key: torch.zeros_like(parameter) for key in _MOMENTS
+        }
+    return adam
+
+
+def concatenated(stacks: Sequence[Stack]) -> Stack:
+    """Join stacks with the same key into one."""
+    first = stacks[0]
+    if len(stacks) == 1:
+        return first
+    parts = [dict(_tensors(stack.module)) for stack in stacks]
+    module = _rebuilt(
+        first.module, {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
+    )
+    adam = Adam(module.parameters())
+    olds = zip(*(stack.module.parameters() for stack in stacks), strict=True)
+    for new, old in zip(module.parameters(), olds, strict=True):
+        states = [stack.adam.state[p] for stack, p in zip(stacks, old, strict=True)]
+        adam.state[new] = {key: torch.cat([state[key] for state in states]) for key in states[0]}
+    data = list(dict.fromkeys(one for stack in stacks for one in stack.data))
+    which = [torch.tensor([data.index(one) for one in stack.data])[stack.which] for stack in stacks]
+    dials = {
+        name: torch.cat([getattr(stack.dials, name) for stack in stacks])
+        for name in Dials.__dataclass_fields__
+    }
+    return replace(
+        first,
+        module=module,
+        adam=adam,
+        members=torch.cat([stack.members for stack in stacks]),
+        seeds=torch.cat([stack.seeds for stack in stacks]),
+        dials=Dials(**dials),
+        data=tuple(data),
+        which=torch.cat(which),
+        alive=torch.cat([stack.alive for stack in stacks]),
+    )

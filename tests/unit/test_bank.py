@@ -1,0 +1,310 @@
+"""The bank against a plain PyTorch loop, and a network against its company."""
+
+import copy
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fissile
+from fissile import FissileError, Gram, Groups, Overlapping, Rewire, Structured
+from fissile.bank import Bank, Data, Dense, DropConnect, Dynamic, Expand, Progress, Spec, engines
+from fissile.data import dnf_task
+from fissile.train import Recipe, accuracy, fit
+
+ARMS = {
+    "dense": Dense(),
+    "random": Expand(2),
+    "groups": Expand(2, Groups([0, 1, 2, 3] * 2)),
+    "gram": Expand(2, Gram(4)),
+    "2:4": Expand(2, Structured(2, 4)),
+    "overlapping": Expand(2, Overlapping()),
+    "three, strict": Expand(3, budget="all"),
+    "dropconnect": DropConnect(2),
+    "dynamic": Dynamic(2, every=3, fraction=0.2),
+    "by gradient": Dynamic(2, every=4, fraction=0.1, grow="gradient"),
+}
+SHAPES = {
+    "binary": {"sizes": [8, 6, 1]},
+    "classes": {"sizes": [8, 6, 3]},
+    "deep": {"sizes": [8, 6, 8, 5, 3]},
+    "normed": {"sizes": [8, 6, 8, 5, 3], "layer_norm": True},
+    "embedded": {"sizes": [8, 6, 1], "embedding": 8},
+    "tanh": {"sizes": [8, 6, 3], "activation": "tanh"},
+}
+
+
+def blobs(seed, classes, samples=70, tests=33):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples + tests, 8, generator=generator)
+    y = (x[:, :classes].argmax(1) if classes > 1 else (x[:, 0] > 0)).long()
+    return Data(x[:samples], y[:samples], x[samples:], y[samples:])
+
+
+def loop(spec, arm, warm_up, fine_tune, dtype):
+    """What a user would write: one network, a DataLoader's worth of steps, Adam."""
+    torch.manual_seed(spec.seed)
+    model = fissile.MLP(
+        spec.sizes,
+        embedding=spec.embedding,
+        layer_norm=spec.layer_norm,
+        activation=spec.activation,
+    ).to(dtype)
+    adam = torch.optim.Adam(model.parameters(), spec.recipe.lr)
+    x, y = spec.data.x.to(dtype), spec.data.y
+    fit(model, adam, x, y, epochs=warm_up, seed=spec.seed, recipe=spec.recipe)
+    after_step = None
+    if isinstance(arm, Expand):
+        model = fissile.expand(
+            model, arm.alpha, arm.split, seed=spec.seed, budget=arm.budget, optimizer=adam
+        )
+    elif isinstance(arm, DropConnect):
+        model = fissile.dropconnect(model, arm.alpha, seed=spec.seed, optimizer=adam)
+    elif isinstance(arm, Dynamic):
+        model = fissile.expand(model, arm.alpha, arm.split, seed=spec.seed, optimizer=adam)
+        model = fissile.to_masked(model, optimizer=adam)
+        settings = {"every": arm.every, "fraction": arm.fraction, "grow": arm.grow}
+        after_step = Rewire(model, adam, seed=spec.seed, **settings).step
+    curve, test = [], (spec.data.x_test.to(dtype), spec.data.y_test)
+    fit(
+        model, adam, x, y, epochs=fine_tune, seed=spec.seed, start=warm_up, recipe=spec.recipe,
+        after_step=after_step, after_epoch=lambda: curve.append(accuracy(model, *test)),
+    )  # fmt: skip
+    return model, curve
+
+
+def trained(specs, arms, dtype=torch.float64, engine="auto"):
+    bank = Bank(specs, dtype=dtype, engine=engine)
+    bank.train(until=1)
+    bank = bank.branch(arms)
+    bank.train(until=3)
+    return bank
+
+
+def assert_same(one, other, tolerance):
+    one, other = one.state_dict(), other.state_dict()
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(value, other[key], rtol=0, atol=tolerance, msg=key)
+
+
+RECIPES = [
+    Recipe(lr=1e-2, batch=16),
+    Recipe(lr=3e-3, batch=16, l1=1e-3, l2=1e-2),
+    Recipe(lr=1e-2, batch=16, orthogonal=1e-2),
+]
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_bank_is_the_loop(shape, dtype, tolerance, engine):
+    """Every arm and architecture, two epochs after the split, networks of all kinds mixed."""
+    settings = SHAPES[shape]
+    data = [blobs(seed, settings["sizes"][-1]) for seed in (0, 1)]
+    specs = [
+        Spec(data=data[i % 2], seed=i, recipe=recipe, **settings)
+        for i, recipe in enumerate(RECIPES)
+    ]
+    bank = trained(specs, ARMS, dtype, engine)
+    for index, member in enumerate(bank.members):
+        model, curve = loop(member.spec, member.arm, 1, 2, dtype)
+        assert_same(bank.take(index)[0], model, tolerance)
+        assert bank.accuracy[index].tolist() == pytest.approx(curve, abs=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_company_does_not_matter_and_the_budget_holds(engine):
+    """One bank of everything at once against each network alone."""
+    specs = [
+        Spec(data=blobs(0, s["sizes"][-1]), seed=i, recipe=RECIPES[i % 3], **s)
+        for i, s in enumerate(SHAPES.values())
+    ]
+    together = trained(specs, ARMS, torch.float32, engine)
+    again = trained(specs, ARMS, torch.float32, engine)
+    for index, member in enumerate(together.members):
+        alone = trained([member.spec], {"": member.arm}, torch.float32, engine)
+        assert_same(together.take(index)[0], alone.take(0)[0], 1e-5)
+        one, two = (b.take(index)[0].state_dict() for b in (together, again))
+        assert all(torch.equal(one[k], two[k]) for k in one), "not repeatable to the bit"
+    nonzeros = together.nonzeros.view(len(specs), len(ARMS))
+    for row in nonzeros:
+        counts = dict(zip(ARMS, row.tolist(), strict=True))
+        dense = counts["dense"]
+        for name in ("random", "groups", "gram", "2:4", "overlapping", "dynamic", "by gradient"):
+            assert counts[name] == dense
+        assert counts["dropconnect"] > dense
+    for index in range(len(together)):
+        module = together.take(index)[0]
+        assert int(together.nonzeros[index]) == fissile.nonzeros(module).weights
+
+
+def test_arms_branch_from_one_warm_up_and_leave_it_alone():
+    bank = Bank([Spec([8, 6, 1], blobs(0, 1), seed=s) for s in range(3)])
+    bank.train(until=2)
+    before = [copy.deepcopy(bank.take(i)[0].state_dict()) for i in range(3)]
+    arms = bank.branch({"a": Dense(), "b": Dense(), "c": Expand(2)})
+    arms.train(until=4)
+    assert [m.origin for m in arms.members] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [m.name for m in arms.members] == ["a", "b", "c"] * 3
+    for i in range(3):
+        assert all(torch.equal(before[i][k], v) for k, v in bank.take(i)[0].state_dict().items())
+        assert torch.equal(arms.accuracy[3 * i], arms.accuracy[3 * i + 1])
+    assert arms.accuracy.shape == (9, 2)
+    assert torch.equal(arms.last, arms.accuracy[:, -1])
+    assert torch.equal(arms.best, arms.accuracy.max(1).values)
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_a_diverging_network_is_frozen_and_harms_no_other(engine, caplog):
+    data = blobs(0, 1)
+    specs = [Spec([8, 6, 1], data, seed=s, recipe=Recipe(lr=1e-2, batch=16)) for s in range(4)]
+    wild = Spec([8, 6, 1], data, seed=9, recipe=Recipe(lr=1e38, batch=16))
+    mixed = Bank([*specs[:2], wild, *specs[2:]], engine=engine)
+    healthy = Bank(specs, engine=engine)
+    with caplog.at_level(logging.WARNING, "fissile"):
+        mixed.train(until=3)
+    healthy.train(until=3)
+    assert mixed.diverged == [2]
+    assert "1 of 5 networks diverged" in caplog.text
+    assert all(p.isfinite().all() for p in mixed.take(2)[0].parameters())
+    for ours, theirs in zip((0, 1, 3, 4), range(4), strict=True):
+        assert_same(mixed.take(ours)[0], healthy.take(theirs)[0], 1e-6)
+    assert healthy.diverged == []
+
+
+def test_out_of_memory_halves_the_stack_and_says_so(monkeypatch, caplog):
+    specs = [Spec([8, 6, 1], blobs(0, 1), seed=s) for s in range(10)]
+    expected = Bank(specs, engine="plain")
+    expected.train(until=2)
+    real = engines.plain.run
+
+    def scarce(stack, *rest):
+        if len(stack) > 3:
+            raise torch.OutOfMemoryError("not enough memory: you tried to allocate too much")
+        real(stack, *rest)
+
+    monkeypatch.setattr(engines.plain, "run", scarce)
+    bank = Bank(specs, engine="plain")
+    with caplog.at_level(logging.WARNING, "fissile"):
+        bank.train(until=2)
+    assert "out of memory with 10 networks at once: going on with 5 and 5" in caplog.text
+    for i in range(10):
+        assert_same(bank.take(i)[0], expected.take(i)[0], 1e-6)
+
+    def none(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(engines.plain, "run", none)
+    with pytest.raises(FissileError, match="not even one network"):
+        bank.train(until=3)
+    monkeypatch.setattr(engines.plain, "run", real)
+    bank.train(until=3)  # nothing was lost
+    assert bank.accuracy.shape == (10, 3)
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_an_interruption_leaves_the_last_finished_epoch_and_can_be_resumed(engine):
+    specs = [Spec([8, h, 1], blobs(0, 1), seed=h) for h in (4, 5, 5, 6)]
+    whole = Bank(specs, engine=engine)
+    whole.train(until=6)
+
+    class Impatient(Progress):
+        def __init__(self):
+            self.calls = 0
+
+        of = fissile.bank.progress.quiet.of
+
+        def advance(self, epochs, steps):
+            self.calls += 1
+            if self.calls == 4:
+                raise KeyboardInterrupt
+
+    bank = Bank(specs, engine=engine)
+    with pytest.raises(KeyboardInterrupt):
+        bank.train(until=6, progress=Impatient())
+    assert not torch.isnan(bank.accuracy).all()
+    bank.train(until=6)
+    assert torch.equal(bank.accuracy, whole.accuracy)
+    for i in range(len(specs)):
+        assert_same(bank.take(i)[0], whole.take(i)[0], 1e-6)
+
+
+def test_a_network_goes_out_trains_alone_and_comes_back():
+    data = blobs(0, 1)
+    spec = Spec([8, 6, 1], data, seed=3, recipe=Recipe(lr=1e-2, batch=16))
+    specs = [spec, Spec([8, 6, 1], data, seed=4)]
+    bank, twin = (Bank(specs, dtype=torch.float64).branch({"": Expand(2)}) for _ in range(2))
+    bank.train(until=1), twin.train(until=1)
+    model, adam = bank.take(0)
+    fit(
+        model, adam, data.x.double(), data.y,
+        epochs=1, seed=spec.seed, start=1, recipe=spec.recipe,
+    )  # fmt: skip
+    bank.train(until=2)
+    assert_same(bank.take(0)[0], model, 1e-9)
+    twin.train(until=2)
+    twin.put(0, model, adam)
+    bank.train(until=4), twin.train(until=4)
+    for i in range(2):
+        assert_same(bank.take(i)[0], twin.take(i)[0], 1e-9)
+    assert isinstance(bank.take(0)[0], nn.Module)
+    with pytest.raises(FissileError, match="no network 2"):
+        bank.take(2)
+
+
+def test_measures_on_the_whole_bank_are_those_of_each_network():
+    specs = [Spec([8, h, 1], blobs(0, 1), seed=h) for h in (4, 5, 4)]
+    bank = Bank(specs).branch({"dense": Dense(), "split": Expand(2)})
+    groups = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    together = bank.measure(lambda g: fissile.measure.total_capacity(g.weights[0], groups))
+    for i in range(len(bank)):
+        weight = fissile.layers.weight_of(bank.take(i)[0].layers[0])
+        torch.testing.assert_close(together[i], fissile.measure.total_capacity(weight, groups))
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_data_on_disk_is_streamed(tmp_path, engine):
+    data = blobs(0, 1)
+    np.save(tmp_path / "x.npy", data.x.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    streamed = Data(mapped, data.y, data.x_test, data.y_test)
+    banks = []
+    for one in (data, streamed):
+        banks.append(Bank([Spec([8, 6, 1], one, seed=s) for s in range(3)], engine=engine))
+        banks[-1].train(until=2)
+    for i in range(3):
+        assert_same(banks[0].take(i)[0], banks[1].take(i)[0], 1e-6)
+
+
+def test_real_boolean_data_is_learned():
+    train, test = dnf_task(clauses=2, train=2000, test=500)
+    data = Data(train.x, train.y, test.x, test.y)
+    bank = Bank([Spec([8, 8, 1], data, seed=s, recipe=Recipe(lr=1e-2)) for s in range(4)])
+    bank.train(until=10)
+    assert bank.last.min() > 0.8
+    assert (bank.loss[:, -1] < bank.loss[:, 0]).all()
+
+
+BAD = {
+    "no network": (lambda d: Bank([]), "at least one network"),
+    "engine": (lambda d: Bank([Spec([8, 4, 1], d)], engine="warp"), "unknown engine 'warp'"),
+    "inputs": (lambda d: Spec([7, 4, 1], d), "takes 7 inputs, its data has 8"),
+    "classes": (lambda d: Spec([8, 4, 1], blobs(0, 3)), "tell 2 classes apart, the data has 3"),
+    "seed": (lambda d: Spec([8, 4, 1], d, seed=-1), "seed=-1 is not a whole number"),
+    "batch": (lambda d: Spec([8, 4, 1], d, recipe=Recipe(batch=0)), "batch=0 is not"),
+    "labels": (lambda d: Data(d.x, d.y.float(), d.x, d.y), "labels must be whole"),
+    "lengths": (lambda d: Data(d.x, d.y[:3], d.x, d.y), "one label for each"),
+    "columns": (lambda d: Data(d.x, d.y, d.x[:, :3], d.y), "different numbers of inputs"),
+    "no arms": (lambda d: Bank([Spec([8, 4, 1], d)]).branch({}), "at least one arm"),
+    "alpha": (lambda d: Bank([Spec([8, 4, 1], d)]).branch({"": Expand(9)}), "fan-in of 8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_one_clear_error(name):
+    act, message = BAD[name]
+    with pytest.raises(FissileError, match=message):
+        act(blobs(0, 1))
