@@ -17,10 +17,11 @@ from fissile.errors import FissileError
 from fissile.layers import SparseLinear
 from fissile.network import MLP, is_elementwise
 
-__all__ = ["NORMS", "Link", "Pair", "check_finite", "pairs_of"]
+__all__ = ["NORMS", "Link", "Pair", "check_layers", "first_hidden", "pairs_of"]
 
 #: Norms whose parameters belong to single neurons, and are copied to the children.
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PASSING = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity)
 
 
@@ -70,11 +71,24 @@ def pairs_of(model: nn.Module) -> list[Pair]:
     return pairs
 
 
+def first_hidden(model: nn.Module) -> nn.Module:
+    """Return the layer the paper calls W1: the first linear one that an activation follows."""
+    chain = list(_chain(model))
+    linears = [i for i, m in enumerate(chain) if isinstance(m.module, nn.Linear | SparseLinear)]
+    for here, after in pairwise(linears):
+        if _is_hidden(tuple(chain[here + 1 : after])):
+            return chain[here].module
+    raise FissileError("the model has no hidden layer")
+
+
 def _chain(model: nn.Module, prefix: str = "") -> Iterator[Link]:
-    if isinstance(model, MLP):
+    if isinstance(model, MLP) and type(model).forward is MLP.forward:
+        if model.embedding is not None:
+            yield Link(f"{prefix}embedding", model.embedding)
         yield from _chain(model.layers, f"{prefix}layers.")
     elif isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
-        for name, module in model.named_children():
+        for name, module in model._modules.items():  # named_children() shows a shared one once
+            assert module is not None
             if isinstance(module, nn.Sequential | MLP):
                 yield from _chain(module, f"{prefix}{name}.")
             else:
@@ -119,16 +133,26 @@ def _check_untied(model: nn.Module, pairs: list[Pair]) -> None:
                     raise FissileError(f"{shared} are one tied parameter; expansion would untie it")
 
 
-def check_finite(model: nn.Module, pairs: list[Pair]) -> None:
-    """Refuse weights that no ranking by magnitude can order, and layers with none at all."""
+def check_layers(model: nn.Module, pairs: list[Pair]) -> None:
+    """Refuse weights that no ranking by magnitude can order, and layers that are more than one."""
     for pair in pairs:
         for name in (pair.first, pair.second):
             layer = model.get_submodule(name)
+            if "weight" not in layer._parameters:
+                raise FissileError(
+                    f"the weight of {name!r} is computed, not a parameter (pruned or "
+                    "parametrised?); make it permanent first, e.g. with torch's prune.remove"
+                )
+            if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+                raise FissileError(f"{name!r} has hooks, which a new layer would lose; remove them")
             for key, parameter in layer.named_parameters():
-                if not parameter.is_floating_point() or not torch.isfinite(parameter).all():
+                if parameter.is_meta:
+                    raise FissileError(f"{name}.{key} is on the meta device and has no values")
+                if parameter.dtype not in _DTYPES or not torch.isfinite(parameter).all():
                     raise FissileError(
-                        f"{name}.{key} holds NaN, infinite or non-float values; "
-                        "expansion ranks weights by magnitude and needs finite numbers"
+                        f"{name}.{key} ({parameter.dtype}) holds NaN, infinite or odd values; "
+                        "expansion ranks weights by magnitude and needs finite numbers of 16 bits "
+                        "or more"
                     )
             if not torch.count_nonzero(layer.get_parameter("weight"), (-2, -1)).all():
                 raise FissileError(

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fissile.budget import Budget, check_budget
-from fissile.chain import NORMS, Pair, check_finite, pairs_of
+from fissile.chain import NORMS, Pair, check_layers, pairs_of
 from fissile.draw import seeded
-from fissile.errors import FissileError
+from fissile.errors import FissileError, whole
 from fissile.layers import (
     DropConnectLinear,
     MaskedLinear,
@@ -137,7 +137,9 @@ def _transform(
 ) -> nn.Module:
     """Split every pair, then build the new model; nothing is changed before all is checked."""
     known = check_budget(budget)
-    check_finite(model, pairs)
+    if not isinstance(seed, Tensor) and whole("seed", seed, least=0) >= 2**63:
+        raise FissileError(f"seed={seed} needs more than 63 bits; give a smaller one")
+    check_layers(model, pairs)
     if optimizer is not None:
         check_optimizer(optimizer, model)
     draw = seeded(seed)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fissile.chain import NORMS
-from fissile.errors import FileError, FissileError
+from fissile.errors import FileError
 from fissile.layers import (
     REMOVED,
     DropConnectLinear,
@@ -31,6 +31,11 @@ from fissile.network import MLP
 __all__ = ["load", "save"]
 
 _VERSION = 1
+# Whatever a recipe that fits no model runs into, it becomes one clear error.
+_MISFITS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError,
+    RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 _KINDS = {
     "partitioned": PartitionedLinear,
     "masked": MaskedLinear,
@@ -88,7 +93,7 @@ def load(
             built.requires_grad_(True).to(device)
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
-    except (FissileError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except _MISFITS as error:
         raise FileError(f"{path}: the recipe and the tensors do not fit: {error}") from None
     return built
 
@@ -141,10 +146,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             if "fissile" not in metadata:
                 raise FileError(f"{path}: not a fissile file: it has no recipe in its metadata")
             recipe = json.loads(metadata["fissile"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            # Cloned: tensors that lie askew in the file's buffer round a little differently.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path}: not a readable safetensors file: {error}") from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: the recipe is damaged: {error}") from None
     if not isinstance(recipe, dict) or not isinstance(recipe.get("layers"), dict):
         raise FileError(f"{path}: the recipe is damaged: it names no layers")
@@ -202,15 +208,30 @@ def _sparse_layer(
         new = DropConnectLinear(weight, degree.to(weight.device), bias)
     else:
         raise FileError(f"{name!r} has the unknown kind {layer['kind']!r}")
+    _check_grown(name, old, new)
     if new.bias is not None and new.bias.shape != (new.out_features,):
         raise FileError(f"{name}.bias does not fit its weight")
     return new.train(old.training)
 
 
+def _check_grown(name: str, old: nn.Linear | SparseLinear, new: SparseLinear) -> None:
+    """Refuse a layer that cannot have grown out of the model's: one side may be a multiple."""
+    mine, file = (old.in_features, old.out_features), (new.in_features, new.out_features)
+    if isinstance(old, SparseLinear):
+        fits = mine == file
+    elif isinstance(new, PartitionedLinear):
+        fits = new.weight.shape == old.weight.shape
+    else:
+        sides = list(zip(mine, file, strict=True))
+        fits = all(b % a == 0 and b >= a for a, b in sides) and any(a == b for a, b in sides)
+    if not fits:
+        raise FileError(f"{name!r} maps {mine} features in the model and {file} in the file")
+
+
 def _check_owner(name: str, owner: Tensor, weight: Tensor, alpha: Any) -> None:
-    if type(alpha) is not int or alpha < 1:
+    if type(alpha) is not int or not 1 <= alpha <= weight.shape[1]:
         raise FileError(f"{name!r} has alpha={alpha!r} in the recipe")
-    if owner.dtype not in (torch.int8, torch.int16) or owner.shape != weight.shape:
+    if owner.dtype not in (torch.int8, torch.int16, torch.int32) or owner.shape != weight.shape:
         raise FileError(f"{name}.owner does not fit its weight")
     if bool(((owner < REMOVED) | (owner >= alpha)).any()):
         raise FileError(f"{name}.owner names a child outside 0 .. {alpha - 1}")
@@ -252,10 +273,11 @@ def _check_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _try_out(model: nn.Module) -> None:
-    """Pass one row of zeros through, so that layers that do not fit are found now."""
+    """Pass the shape of one row through, so that layers that do not fit are found now."""
     assert isinstance(model, MLP)
     weight = next(model.parameters())
+    row = torch.zeros(1, model.sizes[0], dtype=weight.dtype, device="meta")
     with torch.no_grad():
-        out = copy.deepcopy(model).eval()(torch.zeros(1, model.sizes[0], dtype=weight.dtype))
+        out = copy.deepcopy(model).to("meta").eval()(row)
     if out.shape != (1, model.sizes[-1]):
         raise FileError("the layers do not fit each other")

@@ -15,9 +15,25 @@ from fissile.draw import Draw
 from fissile.errors import FissileError
 from fissile.shapes import Bool, Float, Int
 
-__all__ = ["kmeans"]
+__all__ = ["gram_points", "kmeans"]
 
 _ELEMENTS = 1 << 22  # numbers in one intermediate; more than this goes in pieces
+
+
+def gram_points(
+    weight: Float[Tensor, "*batch neurons inputs"],
+) -> Float[Tensor, "*batch inputs rank"]:
+    """Points at the distances the rows of the Gram matrix have, in as many dimensions as its rank.
+
+    >>> gram_points(torch.ones(3, 50)).shape
+    torch.Size([50, 3])
+
+    With `W = U S Vᵀ` the Gram matrix is `V S² Vᵀ`, and turning its rows by `V` moves no two of them
+    apart: hundreds of inputs are clustered in a handful of dimensions.
+    """
+    _, s, v = torch.linalg.svd(weight.detach().double(), full_matrices=False)
+    points: Tensor = v.mT * s.square().unsqueeze(-2)
+    return points
 
 
 def kmeans(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +84,10 @@ def children_of(tensor: Tensor, alpha: int, dim: int) -> Tensor:
     return tensor.repeat_interleave(alpha, dim)
 
 
+def _owner_dtype(alpha: int) -> torch.dtype:
+    return torch.int8 if alpha < 2**7 else torch.int16 if alpha < 2**15 else torch.int32
+
+
 class SparseLinear(nn.Module, ABC):
     """What the expanded layers share: a linear map whose weight is mostly not there."""
 
@@ -93,7 +98,9 @@ class SparseLinear(nn.Module, ABC):
 
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = nn.Parameter(weight.detach().clone())
-        self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach()))
+        self.register_parameter(
+            "bias", None if bias is None else nn.Parameter(bias.detach().clone())
+        )
 
     @abstractmethod
     def dense_weight(self) -> Float[Tensor, "children inputs"]:
@@ -107,9 +114,13 @@ class SparseLinear(nn.Module, ABC):
         """Count the weights that exist."""
         return int(self.pattern().sum())
 
+    def pass_weight(self) -> Float[Tensor, "children inputs"]:
+        """Return the weight of this one forward pass."""
+        return self.dense_weight()
+
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch children"]:
         """Apply the linear map."""
-        return functional.linear(x, self.dense_weight(), self.bias)
+        return functional.linear(x, self.pass_weight(), self.bias)
 
     def extra_repr(self) -> str:
         """Say the shape and how much of it exists."""
@@ -141,7 +152,7 @@ class PartitionedLinear(SparseLinear):
         parents, self.in_features = weight.shape[-2:]
         self.alpha, self.out_features = alpha, alpha * parents
         self._hold(torch.where(owner == REMOVED, 0, weight), bias)
-        self.register_buffer("owner", owner.to(torch.int8 if alpha < 128 else torch.int16))
+        self.register_buffer("owner", owner.to(_owner_dtype(alpha)))
 
     def dense_weight(self) -> Float[Tensor, "children inputs"]:
         """Return the children's rows."""
@@ -175,7 +186,7 @@ class MaskedLinear(SparseLinear):
         super().__init__()
         self.out_features, self.in_features = weight.shape[-2:]
         self._hold(torch.where(mask, weight, 0), bias)
-        self.register_buffer("mask", mask)
+        self.register_buffer("mask", mask.clone())
         #: Told the gradient of the whole matrix, removed weights included (growth by gradient).
         self.observer: Callable[[Tensor], None] | None = None
 
@@ -185,6 +196,10 @@ class MaskedLinear(SparseLinear):
         if self.observer is not None and weight.requires_grad:
             weight.register_hook(self.observer)
         return weight
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the observer behind: a copy of the layer is not what it listens to."""
+        return self.__dict__ | {"observer": None}
 
     def pattern(self) -> Bool[Tensor, "outputs inputs"]:
         """Return the mask."""
@@ -223,11 +238,14 @@ class DropConnectLinear(SparseLinear):
         self.stream[..., 1] += 1
         return mask
 
-    def dense_weight(self) -> Float[Tensor, "children inputs"]:
+    def pass_weight(self) -> Float[Tensor, "children inputs"]:
         """Return a freshly masked weight in training, the dense scaled weight in evaluation."""
-        if self.training:
-            mask = self.draw_mask()
-            return torch.where(mask, self.weight, _nothing(self.weight))
+        if not self.training:
+            return self.dense_weight()
+        return torch.where(self.draw_mask(), self.weight, _nothing(self.weight))
+
+    def dense_weight(self) -> Float[Tensor, "children inputs"]:
+        """Return the dense weight of evaluation, scaled by the share of active weights."""
         share = self.degree.sum(-1) / (self.in_features * self.out_features)
         return self.weight * share.to(self.weight.dtype)[..., None, None]
 

@@ -7,13 +7,15 @@ LayerNorm before each activation, dropout and other activations are options.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fissile.errors import FissileError, whole
+from fissile.layers import SparseLinear
 from fissile.shapes import Float
 
 __all__ = ["MLP", "is_elementwise"]
@@ -49,18 +51,25 @@ def _activation_recipe(activation: nn.Module) -> dict[str, Any] | None:
     kind = type(activation)
     if _ACTIVATIONS.get(kind.__name__.lower()) is not kind:
         return None
-    settings = getattr(kind, "__constants__", [])
+    settings = _settings(kind)
     return {
         "name": kind.__name__.lower(),
         "settings": {k: getattr(activation, k) for k in settings},
     }
 
 
+def _settings(kind: type[nn.Module]) -> list[str]:
+    """Name what an activation is made with; how many slopes a PReLU has, its tensors say."""
+    accepted = inspect.signature(kind.__init__).parameters
+    named = [key for key in getattr(kind, "__constants__", []) if key in accepted]
+    return [key for key in named if key != "num_parameters"]
+
+
 def _activation_from(recipe: dict[str, Any]) -> nn.Module:
     """Make the activation a recipe describes; only known names and plain values are taken."""
     kind = _ACTIVATIONS.get(str(recipe["name"]))
     settings = recipe["settings"]
-    if kind is None or not set(settings) <= set(getattr(kind, "__constants__", [])):
+    if kind is None or not set(settings) <= set(_settings(kind)):
         raise FissileError(f"unknown activation in the recipe: {recipe!r}")
     if not all(isinstance(value, bool | int | float | str) for value in settings.values()):
         raise FissileError(f"odd settings for an activation in the recipe: {recipe!r}")
@@ -120,9 +129,11 @@ class MLP(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.sizes = _check_sizes(sizes, embedding)
-        if not 0 <= dropout < 1:
+        self.sizes = _check_sizes(sizes)
+        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
             raise FissileError(f"dropout must be in [0, 1), not {dropout!r}")
+        if embedding is not None:
+            embedding = whole("embedding", embedding, least=1)
         self.embedding_width = embedding
         self.layer_norm, self.dropout = bool(layer_norm), float(dropout)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -157,12 +168,15 @@ class MLP(nn.Module):
 
     def recipe(self) -> dict[str, Any] | None:
         """Describe the dense architecture so that it can be built again; None if it cannot be."""
-        activations = [m for m in self.layers if is_elementwise(m) and type(m) is not nn.Dropout]
-        activation = _activation_recipe(activations[0]) if activations else None
-        if activation is None:
+        known = (nn.Linear, SparseLinear, nn.LayerNorm, nn.Dropout)
+        activations = [_activation_recipe(m) for m in self.layers if not isinstance(m, known)]
+        activation = activations[0]
+        # A network that was edited after it was built is not what these settings would build.
+        edited = any(one != activation for one in activations) or any(
+            isinstance(m, nn.LayerNorm) and m.eps != nn.LayerNorm(1).eps for m in self.layers
+        )
+        if activation is None or edited:
             return None
-        if activation["name"] == "prelu":  # an expanded PReLU has one slope per child
-            activation["settings"] = {}
         return {
             "sizes": list(self.sizes),
             "embedding": self.embedding_width,
@@ -172,11 +186,12 @@ class MLP(nn.Module):
         }
 
 
-def _check_sizes(sizes: Sequence[int], embedding: int | None) -> tuple[int, ...]:
-    for width in (*sizes, *([] if embedding is None else [embedding])):
-        whole("a layer's size", width, least=1)
-    if len(sizes) < 3:
+def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(sizes, Iterable):
+        raise FissileError(f"sizes must be a list such as [32, 8, 1], not {sizes!r}")
+    widths = tuple(whole("a layer's size", width, least=1) for width in sizes)
+    if len(widths) < 3:
         raise FissileError(
             f"an MLP needs inputs, at least one hidden width and outputs; got {list(sizes)}"
         )
-    return tuple(sizes)
+    return widths

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fissile.budget import keep_largest
-from fissile.errors import FissileError
+from fissile.errors import FissileError, whole
 from fissile.layers import DropConnectLinear, MaskedLinear, PartitionedLinear
+from fissile.optim import check_optimizer
 from fissile.order import hash32, noise
 from fissile.shapes import Bool, Float, Int
 
@@ -33,7 +34,8 @@ def rewired(
 ) -> Bool[Tensor, "*batch outputs inputs"]:
     """Return the mask after ``count`` removed weights came back and the smallest as many went.
 
-    Those with the largest ``score`` come back. No more can move than are removed, or are there.
+    Those with the largest ``score`` come back. No more can move than are removed, or are there,
+    and none where a weight or a score is not finite.
     """
     flat, present, score = weight.flatten(-2).abs(), mask.flatten(-2), score.flatten(-2)
     there = present.sum(-1)
@@ -43,8 +45,10 @@ def rewired(
     )
     grown = keep_largest(torch.where(present, -torch.inf, score), count) & ~present
     stays = keep_largest(torch.where(present, flat, -1.0), there - count) & present
-    moved: Tensor = (stays | grown).unflatten(-1, mask.shape[-2:])
-    return moved
+    # Numbers that cannot be ranked (one overflow is enough) must not cost any weight.
+    sound = (torch.isfinite(flat) & torch.isfinite(score)).all(-1, keepdim=True)
+    after = torch.where(sound, stays | grown, present)
+    return after.reshape(mask.shape)
 
 
 class Rewire:
@@ -77,13 +81,15 @@ class Rewire:
         until: int | None = None,
         seed: int | Int[Tensor, " networks"] = 0,
     ) -> None:
-        if every < 1 or not 0 < fraction <= 1 or (until is not None and until < 1):
-            raise FissileError(
-                f"rewiring needs every >= 1, 0 < fraction <= 1 and until >= 1; "
-                f"got every={every}, fraction={fraction}, until={until}"
-            )
+        whole("every", every, least=1)
+        if until is not None:
+            whole("until", until, least=1)
+        if not 0 < fraction <= 1:
+            raise FissileError(f"fraction must be above 0 and at most 1, not {fraction!r}")
         if grow not in ("random", "gradient"):
             raise FissileError(f'grow must be "random" or "gradient", not {grow!r}')
+        if optimizer is not None:
+            check_optimizer(optimizer, model)
         self.layers = _masked_layers(model)
         self.optimizer, self.every, self.fraction = optimizer, every, fraction
         self.grow, self.until, self.steps = grow, until, 0

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fissile.draw import Draw, choose, ranks
-from fissile.errors import FissileError
-from fissile.kmeans import kmeans
+from fissile.errors import FissileError, whole
+from fissile.kmeans import gram_points, kmeans
 from fissile.shapes import Bool, Float, Int
 
 __all__ = [
@@ -78,9 +78,9 @@ class Structured(Split):
     """
 
     def __init__(self, n: int = 2, m: int = 4) -> None:
-        if not 1 <= n <= m or m % n:
+        self.n, self.m = whole("n", n, least=1), whole("m", m, least=1)
+        if m % n:
             raise FissileError(f"an N:M split needs N to divide M; {n}:{m} does not")
-        self.n, self.m = n, m
 
     def deal(
         self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
@@ -108,7 +108,10 @@ class Groups(Split):
     """
 
     def __init__(self, groups: Sequence[int] | Tensor) -> None:
-        ids = torch.as_tensor(groups)
+        try:
+            ids = torch.as_tensor(groups)
+        except (TypeError, ValueError, RuntimeError):
+            ids = torch.empty(0)
         if ids.ndim != 1 or ids.numel() == 0 or ids.is_floating_point():
             raise FissileError("groups must be one list of integers, a group for every input")
         # Any labels will do: they are renumbered 0, 1, 2, ... without gaps.
@@ -142,9 +145,7 @@ class Gram(Split):
     """
 
     def __init__(self, clusters: int | None = None) -> None:
-        if clusters is not None and clusters < 1:
-            raise FissileError(f"the Gram split needs at least one cluster, not {clusters}")
-        self.clusters = clusters
+        self.clusters = None if clusters is None else whole("clusters", clusters, least=1)
 
     def deal(
         self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
@@ -156,8 +157,7 @@ class Gram(Split):
             raise FissileError(
                 f"the Gram split needs between alpha={alpha} and {inputs} clusters, not {clusters}"
             )
-        wide = weight.detach().double()  # ties between half-precision rows would be arbitrary
-        labels = kmeans(wide.mT @ wide, clusters, draw).cpu()
+        labels = kmeans(gram_points(weight.cpu()), clusters, draw)
         return _deal_groups(labels, clusters, parents, alpha, draw).to(weight.device)
 
 
@@ -214,6 +214,8 @@ _SPLITS: dict[str, Callable[[], Split]] = {
 
 def register_split(name: str, factory: Callable[[], Split]) -> None:
     """Make a split available by name: ``register_split("halves", Halves)``."""
+    if not isinstance(name, str) or not callable(factory):
+        raise FissileError("register a split by a name and what makes it: a class or a function")
     if name in split_names() and _SPLITS.get(name) is not factory:
         raise FissileError(f"a split named {name!r} is registered already; choose another name")
     _SPLITS[name] = factory

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from fissile.layers import SparseLinear, all_weights
+from fissile.chain import first_hidden
+from fissile.layers import all_weights
 from fissile.order import order
 from fissile.shapes import Float, Int
 
-__all__ = ["Recipe", "accuracy", "batches", "first_hidden", "fit", "penalty", "task_loss"]
+__all__ = ["Recipe", "accuracy", "batches", "fit", "penalty", "task_loss"]
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,6 @@ def penalty(model: nn.Module, recipe: Recipe) -> Tensor:
         identity = torch.eye(len(first), dtype=first.dtype, device=first.device)
         total = total + recipe.orthogonal * (first @ first.mT - identity).square().sum()
     return total
-
-
-def first_hidden(model: nn.Module) -> nn.Module:
-    """Return the layer the paper calls W1; an embedding in front is not it."""
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear | SparseLinear)]
-    return layers[1] if getattr(model, "embedding", None) is not None else layers[0]
 
 
 @torch.no_grad()

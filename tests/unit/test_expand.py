@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from networks import cases
 from torch import nn
+from torch.nn.utils import prune
 
 import fissile
 from fissile import MLP, FissileError, Groups, Structured, expand, nonzeros, to_dense, to_masked
@@ -135,6 +136,23 @@ def test_hidden_layers_one_three_five_widen_and_the_head_never():
     assert type(even.layers[-1]) is nn.Linear
 
 
+def test_a_shared_activation_is_every_time_one():
+    shared = nn.ReLU()
+    layers = [nn.Linear(8, 8), shared, nn.Linear(8, 8), shared, nn.Linear(8, 8), shared]
+    wide = expand(nn.Sequential(*layers, nn.Linear(8, 3)), 2)
+    kinds = [type(m).__name__ for m in wide if not isinstance(m, nn.ReLU)]
+    assert kinds == ["PartitionedLinear", "MaskedLinear"] * 2
+
+
+def test_an_mlp_within_a_sequential():
+    inner = MLP([6, 4, 1], embedding=5)
+    dense = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), inner)
+    wide = expand(dense, 2)
+    assert wide(torch.randn(2, 8)).shape == (2, 1)
+    assert isinstance(wide[2].embedding, MaskedLinear)
+    assert nonzeros(wide).weights == nonzeros(dense).weights
+
+
 def test_embedding_is_left_alone():
     dense = MLP([8, 4, 1], embedding=6)
     wide = expand(dense, 2)
@@ -206,6 +224,23 @@ def test_any_elementwise_activation_is_found_out_by_trying():
             MLP([6, 4, 2], activation=stranger)
 
 
+class Odd(MLP):
+    def forward(self, x):
+        return self.layers(x) + x.sum()
+
+
+def pruned():
+    model = MLP([6, 4, 2])
+    prune.l1_unstructured(model.layers[0], "weight", 0.5)
+    return model
+
+
+def hooked():
+    model = MLP([6, 4, 2])
+    model.layers[2].register_forward_hook(lambda *_: None)
+    return model
+
+
 BAD = {
     "alpha zero": (lambda: expand(MLP([6, 4, 2]), 0), "alpha=0 is not a whole number"),
     "alpha negative": (lambda: expand(MLP([6, 4, 2]), -2), "alpha=-2 is not a whole number"),
@@ -225,6 +260,22 @@ BAD = {
     "N:M uneven": (lambda: Structured(3, 4), "needs N to divide M"),
     "N:M against alpha": (lambda: expand(MLP([8, 4, 2]), 4, "2:4"), "makes 2 children"),
     "N:M against inputs": (lambda: expand(MLP([6, 4, 2]), 2, "2:4"), "divisible by 4, not 6"),
+    "groups of words": (lambda: Groups(["a", "b"]), "one list of integers"),
+    "groups of groups": (lambda: Groups([[0], [1, 2]]), "one list of integers"),
+    "no groups at all": (lambda: Groups(None), "one list of integers"),
+    "half a cluster": (lambda: fissile.Gram(2.5), "clusters=2.5 is not a whole number"),
+    "N a word": (lambda: Structured("2", 4), "n='2' is not a whole number"),
+    "seed a word": (lambda: expand(MLP([6, 4, 2]), 2, seed="a"), "seed='a' is not"),
+    "seed negative": (lambda: expand(MLP([6, 4, 2]), 2, seed=-1), "seed=-1 is not"),
+    "seed huge": (lambda: expand(MLP([6, 4, 2]), 2, seed=2**70), "more than 63 bits"),
+    "split instance": (lambda: fissile.register_split("x", fissile.Random()), "a class or a fun"),
+    "split number": (lambda: fissile.register_split(3, fissile.Random), "by a name"),
+    "pruned": (lambda: expand(pruned(), 2), "prune.remove"),
+    "hooked": (lambda: expand(hooked(), 2), "has hooks"),
+    "meta": (lambda: expand(MLP([6, 4, 2], device="meta"), 2), "no values"),
+    "sizes a number": (lambda: MLP(5), "sizes must be a list"),
+    "dropout a word": (lambda: MLP([6, 4, 2], dropout="a"), "dropout must be in"),
+    "own forward": (lambda: expand(Odd([6, 4, 2]), 2), "cannot expand Odd"),
     "clusters": (lambda: expand(MLP([6, 4, 2]), 2, fissile.Gram(7)), "and 6 clusters, not 7"),
     "unknown budget": (lambda: expand(MLP([6, 4, 2]), 2, budget="some"), "unknown budget 'some'"),
     "nothing left": (
@@ -257,7 +308,7 @@ def test_bad_input_gets_one_clear_error(name):
 def test_weights_that_cannot_be_ranked_are_refused(value, parameter):
     dense = MLP([6, 4, 2])
     dense.get_parameter(parameter).data.view(-1)[1] = value
-    with pytest.raises(FissileError, match=f"{parameter} holds NaN, infinite"):
+    with pytest.raises(FissileError, match=rf"{parameter} .*holds NaN, infinite"):
         expand(dense, 2)
 
 

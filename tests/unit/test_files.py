@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fissile
-from fissile import MLP, FileError, dropconnect, expand, load, nonzeros, save, to_masked
+from fissile import MLP, FileError, dropconnect, expand, load, network, nonzeros, save, to_masked
 
 
 def same(one, other):
@@ -128,6 +129,15 @@ HOSTILE = {
     "unknown setting": lambda t, r: r["mlp"].update(run="rm -rf"),
     "unknown activation": lambda t, r: r["mlp"]["activation"].update(name="system"),
     "odd activation setting": lambda t, r: r["mlp"]["activation"].update(settings={"inplace": []}),
+    "activation backwards": lambda t, r: r["mlp"]["activation"].update(
+        name="hardtanh", settings={"min_val": 2.0, "max_val": 1.0}
+    ),
+    "slopes huge": lambda t, r: r["mlp"]["activation"].update(
+        name="prelu", settings={"num_parameters": 10**12}
+    ),
+    "embedding expanded": lambda t, r: r["layers"].update(
+        {"embedding": {"kind": "partitioned", "alpha": 3000}}
+    ),
     "no layers": lambda t, r: r.pop("layers"),
     "layers no table": lambda t, r: r.update(layers=["layers.0"]),
     "layer no table": lambda t, r: r["layers"].update({"layers.0": 3}),
@@ -162,6 +172,40 @@ def test_a_torn_or_flipped_file_never_does_anything_else(data, tmp_path_factory)
         load(path)
 
 
+def test_a_number_with_too_many_digits(saved):
+    tensors, recipe = parts(saved)
+    text = json.dumps(recipe).replace('"version": 1', '"version": ' + "9" * 5000)
+    save_file(tensors, saved, {"fissile": text})
+    with pytest.raises(FileError, match="recipe is damaged"):
+        load(saved)
+
+
+@pytest.mark.parametrize("name", sorted(network._ACTIVATIONS))
+def test_every_activation_round_trips(name, tmp_path):
+    wide = expand(MLP([6, 4, 2], activation=name), 2)
+    save(wide, tmp_path / "m")
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(load(tmp_path / "m").eval()(x), wide.eval()(x))
+
+
+def test_an_edited_network_needs_its_model(tmp_path):
+    for edit in (
+        lambda m: m.layers.__setitem__(5, nn.Tanh()),
+        lambda m: setattr(m.layers[1], "eps", 0.5),
+    ):
+        model = MLP([6, 4, 4, 2], layer_norm=True)
+        edit(model)
+        save(model, tmp_path / "m")
+        with pytest.raises(FileError, match=r"give load\(\) the model"):
+            load(tmp_path / "m")
+        assert same(load(tmp_path / "m", model), model)
+
+
+def test_sizes_may_be_numpy_numbers(tmp_path):
+    save(MLP(np.array([6, 4, 2]), embedding=np.int64(5)), tmp_path / "m")
+    assert load(tmp_path / "m").sizes == (6, 4, 2)
+
+
 def test_foreign_files(tmp_path):
     path = tmp_path / "m"
     with pytest.raises(FileError, match="No such file"):
@@ -194,9 +238,14 @@ def test_a_pickle_is_never_opened(tmp_path):
 
 
 def test_a_model_that_does_not_fit_is_refused(saved):
-    for other in (MLP([8, 4, 2]), MLP([8, 4, 3]), nn.Sequential(nn.Linear(8, 4))):
+    others = [MLP([8, 4, 2]), MLP([8, 4, 3]), nn.Sequential(nn.Linear(8, 4))]
+    others += [MLP([16, 4, 3], layer_norm=True), MLP([8, 8, 3], layer_norm=True)]
+    for other in others:
         with pytest.raises(FileError):
             load(saved, other)
+    save(expand(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)), 2), saved)
+    with pytest.raises(FileError, match="maps"):
+        load(saved, nn.Sequential(nn.Linear(64, 9), nn.Tanh(), nn.Linear(9, 77)))
 
 
 def test_a_failed_write_keeps_the_old_file(saved, monkeypatch):

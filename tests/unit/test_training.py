@@ -1,6 +1,7 @@
 """While it trains: nothing revives a removed weight, and the optimizer goes on."""
 
 import copy
+import pickle
 import shutil
 import subprocess
 import sys
@@ -292,6 +293,45 @@ def test_gradient_growth_takes_the_largest_gradients():
     assert smallest[mask & layer.mask].abs().min() > 0
 
 
+@pytest.mark.parametrize("grow", ["random", "gradient"])
+def test_numbers_that_cannot_be_ranked_cost_no_weight(grow):
+    wide = to_masked(expand(MLP([16, 8, 5]), 2))
+    count = nonzeros(wide)
+    rewire = Rewire(wide, every=1, fraction=0.2, grow=grow)
+    wide(torch.randn(4, 16)).sum().mul(float("inf")).backward()  # an overflow
+    rewire.step()
+    assert nonzeros(wide) == count
+    wide.layers[0].weight.data[0, 0] = float("nan")
+    wide(torch.randn(4, 16)).sum().backward()
+    rewire.step()
+    assert nonzeros(wide) == count
+
+
+def test_growth_goes_by_the_gradient_of_its_own_step():
+    """What was seen in earlier steps, or by a copy of the model, must not count."""
+    torch.manual_seed(0)
+    wide = to_masked(expand(MLP([16, 8, 5]), 2))
+    twin = copy.deepcopy(wide)
+    rewire, fresh = (Rewire(m, every=2, fraction=0.1, grow="gradient") for m in (wide, twin))
+    fresh.steps = 1
+    first, second = torch.randn(2, 16, 16)
+    wide(first).square().mean().backward()
+    rewire.step()
+    wide(second).square().mean().backward()
+    copy.deepcopy(wide)(first).mul(100).sum().backward()
+    rewire.step()
+    twin(second).square().mean().backward()
+    fresh.step()
+    assert torch.equal(wide.layers[0].mask, twin.layers[0].mask)
+    assert pickle.loads(pickle.dumps(wide)).layers[0].observer is None
+
+
+def test_rewiring_refuses_an_optimizer_of_another_model():
+    wide = to_masked(expand(MLP([16, 8, 5]), 2))
+    with pytest.raises(FissileError, match="none of this model's parameters"):
+        Rewire(wide, torch.optim.Adam(MLP([16, 8, 5]).parameters()))
+
+
 def test_rewiring_resumes_where_it_stopped():
     torch.manual_seed(0)
     one = to_masked(expand(MLP([16, 8, 5]), 2))
@@ -307,11 +347,12 @@ def test_rewiring_resumes_where_it_stopped():
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"every": 0}, "every >= 1"),
-        ({"fraction": 0.0}, "0 < fraction"),
-        ({"fraction": 1.5}, "fraction <= 1"),
+        ({"every": 0}, "every=0 is not"),
+        ({"every": 2.5}, "every=2.5 is not"),
+        ({"fraction": 0.0}, "fraction must be above 0"),
+        ({"fraction": 1.5}, "at most 1, not 1.5"),
         ({"grow": "magic"}, 'must be "random" or "gradient"'),
-        ({"until": 0}, "until >= 1"),
+        ({"until": 0}, "until=0 is not"),
     ],
 )
 def test_rewiring_refuses_bad_settings(settings_, message):
@@ -343,7 +384,10 @@ def test_dropconnect_has_the_budget_in_training_and_scales_in_evaluation():
     assert any(not torch.equal(masks[0], mask) for mask in masks[1:])
     assert torch.equal(second.mask, split.layers[2].mask)
 
+    x = torch.randn(3, 16)
+    written = to_dense(control)  # what it is in evaluation, whatever the mode
     control.eval()
+    torch.testing.assert_close(written.eval()(x), control(x))
     share = layer.active() / layer.weight.numel()
     torch.testing.assert_close(layer.dense_weight(), layer.weight * share)
     assert nonzeros(control).weights > nonzeros(dense).weights, "it keeps no budget at test time"
@@ -357,6 +401,6 @@ def test_dropconnect_has_the_budget_in_training_and_scales_in_evaluation():
 def test_dropconnect_averages_to_its_evaluation():
     torch.manual_seed(0)
     layer = fissile.dropconnect(MLP([12, 4, 3]), 2).layers[0]
-    mean = torch.stack([layer.dense_weight() for _ in range(4000)]).mean(0)
+    mean = torch.stack([layer.pass_weight() for _ in range(4000)]).mean(0)
     degree_share = layer.degree.unsqueeze(1) / layer.in_features
     torch.testing.assert_close(mean, layer.weight * degree_share, rtol=0, atol=0.02)

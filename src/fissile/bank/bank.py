@@ -207,7 +207,6 @@ class Bank:
 
     def _group(self, stack: Stack) -> Group:
         layers = [m for m in stack.module.modules() if isinstance(m, nn.Linear | SparseLinear)]
-        stack.module.eval()
         return Group(
             members=stack.members,
             weights=[weight_of(layer).detach().cpu() for layer in layers],

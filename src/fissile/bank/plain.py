@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from fissile.bank.spec import Data, Dynamic
 from fissile.bank.stack import Stack
-from fissile.layers import SparseLinear, all_weights, weight_of
+from fissile.chain import first_hidden
+from fissile.layers import SparseLinear, all_weights
 from fissile.order import order
 from fissile.rewire import Rewire
 from fissile.shapes import Float, Int
-from fissile.train import first_hidden
 
 __all__ = ["forward", "run"]
 
@@ -63,7 +63,8 @@ def forward(
     """Return the logits of every network of a stacked module."""
     for layer in _chain(module):
         if isinstance(layer, nn.Linear | SparseLinear):
-            x = x @ weight_of(layer).mT
+            weight = layer.pass_weight() if isinstance(layer, SparseLinear) else layer.weight
+            x = x @ weight.mT
             if layer.bias is not None:
                 x = x + layer.bias.unsqueeze(-2)
         elif isinstance(layer, nn.LayerNorm):

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fissile.draw import Draw
 from fissile.errors import FissileError
-from fissile.kmeans import kmeans
+from fissile.kmeans import gram_points, kmeans
 from fissile.measure._groups import membership
-from fissile.measure.gram import gram
 from fissile.shapes import Float, Int
 
 __all__ = ["Recovery", "adjusted_rand", "gram_clusters", "pairwise_agreement", "recovery"]
@@ -81,7 +80,7 @@ def gram_clusters(
     >>> bool(first == second), bool(second == third)
     (True, False)
     """
-    return kmeans(gram(weight), clusters, draw, restarts=restarts, steps=steps)
+    return kmeans(gram_points(weight), clusters, draw, restarts=restarts, steps=steps)
 
 
 def recovery(

@@ -1,0 +1,276 @@
+"""How fast many small networks train: the ordinary loop, torch.func, JAX and the bank, in one run.
+
+    make bench-bank                      # two cores, a few minutes
+    python benchmarks/bank.py --device cuda --sizes 100 600 2000
+
+Prints microseconds per model and step and, as its last line, one JSON object with the ratios. JAX
+takes part where it is installed (`pip install -c constraints.txt '.[bench]'`).
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+
+import fissile
+from fissile.bank import Bank, Data, Spec
+from fissile.train import Recipe
+
+BATCH = 64
+SMALL = {"name": "h=8 d=32 C=1", "sizes": (32, 8, 1)}
+FASHION = {"name": "h=10 d=784 C=10", "sizes": (784, 10, 10)}
+
+
+def make_data(sizes, steps, seed=0):
+    """Random data of the task's shape; the arithmetic does not depend on the values."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(BATCH * steps, sizes[0], generator=generator)
+    y = torch.randint(0, max(2, sizes[-1]), (len(x),), generator=generator)
+    return Data(x, y, x[:BATCH], y[:BATCH])
+
+
+def best_of(run, synchronize, repeats=3):
+    """Run once to warm up, then return the median time of several runs, in seconds."""
+    run()
+    times = []
+    for _ in range(repeats):
+        synchronize()
+        start = time.perf_counter()
+        run()
+        synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def loop(sizes, networks, data, device, synchronize):
+    """What a user would write: a DataLoader, a module, Adam. One network says it all."""
+    del networks
+    model = fissile.MLP(sizes).to(device)
+    adam = torch.optim.Adam(model.parameters(), 1e-3)
+    dataset = torch.utils.data.TensorDataset(data.x, data.y)
+    loader = torch.utils.data.DataLoader(dataset, BATCH, shuffle=True)
+
+    def run():
+        for x, y in loader:
+            loss = fissile.train.task_loss(model(x.to(device)), y.to(device))
+            loss = loss + 1e-7 * model.layers[0].weight.abs().sum()
+            loss = loss + 1e-5 * sum(p.square().sum() for p in model.parameters())
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+
+    return best_of(run, synchronize) / len(loader)
+
+
+def vmap(sizes, networks, data, device, synchronize):
+    """torch.func: the gradient of one network, vmapped; Adam on the stacked tensors."""
+    from torch.func import functional_call, grad, stack_module_state
+
+    models = [fissile.MLP(sizes).to(device) for _ in range(networks)]
+    parameters, _ = stack_module_state(models)
+    skeleton = models[0]
+    parameters = {k: v.detach() for k, v in parameters.items()}
+    mean = {k: torch.zeros_like(v) for k, v in parameters.items()}
+    square = {k: torch.zeros_like(v) for k, v in parameters.items()}
+
+    def loss(weights, x, y):
+        value = fissile.train.task_loss(functional_call(skeleton, weights, (x,)), y)
+        value = value + 1e-7 * weights["layers.0.weight"].abs().sum()
+        return value + 1e-5 * sum(p.square().sum() for p in weights.values())
+
+    gradient = torch.func.vmap(grad(loss))
+    x, y = data.x.to(device), data.y.to(device)
+    steps = len(x) // BATCH
+
+    def run():
+        order = torch.rand(networks, len(x), device=device).argsort(1)
+        for step in range(steps):
+            rows = order[:, step * BATCH : (step + 1) * BATCH]
+            found = gradient(parameters, x[rows], y[rows])
+            for key, value in found.items():
+                mean[key].lerp_(value, 0.1)
+                square[key].mul_(0.999).addcmul_(value, value, value=0.001)
+                parameters[key].sub_(1e-3 * mean[key] / (square[key].sqrt() + 1e-8))
+
+    return best_of(run, synchronize) / steps / networks
+
+
+def with_jax(sizes, networks, data, device, synchronize):
+    """JAX: vmap over networks, scan over the steps of an epoch, all in one jitted program."""
+    import jax
+    import jax.numpy as jnp
+
+    del device
+    inputs, hidden, outputs = sizes
+    x, y = jnp.asarray(data.x.numpy()), jnp.asarray(data.y.numpy())
+    steps = len(x) // BATCH
+
+    def init(key):
+        a, b = jax.random.split(key)
+        return {
+            "w1": jax.random.normal(a, (hidden, inputs)) / inputs**0.5,
+            "b1": jnp.zeros(hidden),
+            "w2": jax.random.normal(b, (outputs, hidden)) / hidden**0.5,
+            "b2": jnp.zeros(outputs),
+        }
+
+    def loss(p, x, y):
+        z = jax.nn.relu(x @ p["w1"].T + p["b1"]) @ p["w2"].T + p["b2"]
+        if outputs == 1:
+            task = jnp.mean(jax.nn.softplus(z[:, 0]) - y * z[:, 0])
+        else:
+            task = -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(z), y[:, None], 1))
+        return task + 1e-7 * jnp.abs(p["w1"]).sum() + 1e-5 * sum((v**2).sum() for v in p.values())
+
+    def step(carry, rows):
+        p, m, v, t = carry
+        g = jax.grad(loss)(p, x[rows], y[rows])
+        t = t + 1
+        m = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, m, g)
+        v = jax.tree.map(lambda a, b: 0.999 * a + 0.001 * b * b, v, g)
+        p = jax.tree.map(
+            lambda a, b, c: a - 1e-3 * b / (1 - 0.9**t) / (jnp.sqrt(c / (1 - 0.999**t)) + 1e-8),
+            p, m, v,
+        )  # fmt: skip
+        return (p, m, v, t), None
+
+    def epoch(carry, key):
+        order = jax.random.permutation(key, len(x)).reshape(steps, BATCH)
+        return jax.lax.scan(step, carry, order)[0]
+
+    program = jax.jit(jax.vmap(epoch))
+    p = jax.vmap(init)(jax.random.split(jax.random.key(0), networks))
+    zeros = jax.tree.map(jnp.zeros_like, p)
+    state = [(p, zeros, zeros, jnp.zeros(networks))]
+    keys = jax.random.split(jax.random.key(1), networks)
+
+    def run():
+        state[0] = jax.block_until_ready(program(state[0], keys))
+
+    return best_of(run, synchronize) / steps / networks
+
+
+def bank(sizes, networks, data, device, synchronize, epochs=1):
+    specs = [Spec(sizes, data, seed=seed, recipe=Recipe(batch=BATCH)) for seed in range(networks)]
+    subject = Bank(specs, device=device)
+    until = [0]
+
+    def run():
+        until[0] += epochs
+        subject.train(until=until[0])
+
+    return best_of(run, synchronize) / epochs / (len(data.x) // BATCH) / networks
+
+
+CONTENDERS = {"loop": loop, "vmap": vmap, "jax": with_jax, "bank": bank}
+
+
+def contenders():
+    try:
+        import jax  # noqa: F401
+    except ImportError:
+        return [name for name in CONTENDERS if name != "jax"]
+    return list(CONTENDERS)
+
+
+def steps_for(networks, device):
+    """Fewer steps for more networks, so that a run takes seconds; never fewer than eight."""
+    if device == "cuda":
+        return 157
+    return max(8, min(157, 40_000 // networks))
+
+
+def memory_per_network():
+    """Peak memory of a bank of 20,000 in a process of its own, less that of a bank of one."""
+    code = (
+        "import sys, resource; sys.path[:0] = {path!r};"
+        "from bank import *; n = {n}; data = make_data((32, 8, 1), 4);"
+        "b = Bank([Spec((32, 8, 1), data, seed=s) for s in range(n)]); b.train(until=1);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    )
+    here = [os.path.dirname(os.path.abspath(__file__)), *sys.path]
+    peaks = [
+        int(subprocess.check_output([sys.executable, "-c", code.format(path=here, n=n)]))
+        for n in (1, 20_000)
+    ]
+    return (peaks[1] - peaks[0]) / 19_999
+
+
+def machine(device):
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    with open("/proc/cpuinfo") as file:
+        model = next((line for line in file if line.startswith("model name")), ": unknown")
+    return f"{model.split(':')[1].strip()}, {os.cpu_count()} cores"
+
+
+def commit():
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 10, 100, 500, 600, 2000, 10000])
+    parser.add_argument("--commit", default=None, help="recorded with the result")
+    options = parser.parse_args()
+    torch.set_num_threads(os.cpu_count() or 1)
+    synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    names = contenders()
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(options.device),
+        "commit": options.commit or commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "us_per_model_and_step": {},
+        "ratios": {},
+    }
+    print(f"{result['machine']}; microseconds per model and step")
+    print(f"{'task':<18}{'networks':>9}" + "".join(f"{name:>12}" for name in names))
+    cases = [(SMALL, n) for n in options.sizes] + [(FASHION, 50)]
+    once = {}
+    for task, networks in cases:
+        data = make_data(task["sizes"], steps_for(networks, options.device))
+        row = {}
+        for name in names:
+            key = (task["name"], name)
+            if name == "loop" and key in once:  # the loop costs the same for every network
+                row[name] = once[key]
+                continue
+            arguments = [task["sizes"], networks, data, options.device, synchronize]
+            if name == "bank" and options.device == "cuda":
+                arguments.append(5)
+            row[name] = once[key] = 1e6 * CONTENDERS[name](*arguments)
+        print(
+            f"{task['name']:<18}{networks:>9,}" + "".join(f"{row[name]:>12.4g}" for name in names),
+            flush=True,
+        )
+        label = f"{task['name']}, {networks}"
+        result["us_per_model_and_step"][label] = {k: float(f"{v:.4g}") for k, v in row.items()}
+        result["ratios"][label] = {
+            f"{name}/bank": float(f"{row[name] / row['bank']:.4g}")
+            for name in names
+            if name != "bank"
+        }
+    if options.device == "cpu":
+        size = memory_per_network()
+        result["bytes_per_network"] = round(size)
+        result["networks_in_4_GiB"] = int(2**32 / size)
+        print(f"memory: {size:,.0f} bytes per network, {int(2**32 / size):,} networks in 4 GiB")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"peak memory of this run: {peak:.1f} GiB")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
