@@ -103,8 +103,8 @@ class Bank:
         """Train every network up to an epoch; called again, it goes on where it stopped.
 
         Ctrl-C leaves every network at its last finished epoch. A network that diverges is frozen
-        at its last finished epoch and listed in :attr:`diverged`. Where memory runs out, stacks
-        are halved until they fit.
+        at its last finished epoch and listed in :attr:`diverged`; its curves end there. Where
+        memory runs out, networks are trained in smaller parts.
         """
         left = [stack for stack in self._stacks if stack.epoch < until]
         epochs = sum(len(stack) * (until - stack.epoch) for stack in left)
@@ -112,9 +112,7 @@ class Bank:
         alive = {int(i) for stack in self._stacks for i in stack.members[stack.alive]}
         with bar.of(networks=len(self), epochs=epochs):
             try:
-                self._stacks = engines.run(
-                    self._stacks, until, self.device, self.engine, self._record(bar)
-                )
+                engines.run(self._stacks, until, self.device, self.engine, self._record(bar))
             finally:
                 self._stacks = _merged(self._stacks)
         lost = sorted(alive - {int(i) for s in self._stacks for i in s.members[s.alive]})
@@ -125,13 +123,17 @@ class Bank:
                 len(lost), len(self), names,
             )  # fmt: skip
 
-    def _record(self, bar: Progress) -> Callable[[Tensor, Tensor, Tensor, int], None]:
-        def record(members: Tensor, accuracy: Tensor, loss: Tensor, steps: int) -> None:
-            rows = zip(members.tolist(), accuracy.tolist(), loss.tolist(), strict=True)
-            for member, correct, mean in rows:
-                self._accuracy[member].append(correct)
-                self._loss[member].append(mean)
-            bar.advance(len(members), steps)
+    def _record(self, bar: Progress) -> engines.Record:
+        def record(
+            members: Sequence[int],
+            accuracy: Sequence[Sequence[float]],
+            loss: Sequence[Sequence[float]],
+            steps: int,
+        ) -> None:
+            for member, curve, losses in zip(members, accuracy, loss, strict=True):
+                self._accuracy[member].extend(curve)
+                self._loss[member].extend(losses)
+            bar.advance(sum(map(len, accuracy)), steps)
 
         return record
 
@@ -164,7 +166,10 @@ class Bank:
 
     @property
     def accuracy(self) -> Float[Tensor, "networks epochs"]:
-        """The test accuracy after every epoch since the bank began; NaN where not yet trained."""
+        """The test accuracy after every epoch since the bank began.
+
+        NaN where a network has not been trained yet, or has diverged.
+        """
         return _table(self._accuracy)
 
     @property
@@ -180,7 +185,8 @@ class Bank:
     @property
     def best(self) -> Float[Tensor, " networks"]:
         """The test accuracy after the best epoch; chosen on the test set, as the paper does."""
-        return torch.tensor([max(curve, default=torch.nan) for curve in self._accuracy])
+        finite = [[value for value in curve if value == value] for curve in self._accuracy]
+        return torch.tensor([max(curve, default=torch.nan) for curve in finite])
 
     @property
     def diverged(self) -> list[int]:

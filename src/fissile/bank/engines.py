@@ -1,62 +1,80 @@
-"""Choosing an engine for every stack, and running them: in turn, in parts, until all are done."""
+"""Choosing an engine for every stack, and running them until all networks are done."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from fissile.bank import plain
+from fissile.bank import plain, processor
+from fissile.bank.record import Record
 from fissile.bank.stack import Stack
 from fissile.errors import FissileError
 
-__all__ = ["check", "run"]
+__all__ = ["ENGINES", "Record", "check", "run"]
 
 _log = logging.getLogger("fissile")
 
-#: Told the numbers of some networks, their accuracy and loss after an epoch, and its steps.
-Record = Callable[[Tensor, Tensor, Tensor, int], None]
-_ENGINES = ("auto", "plain")
+ENGINES = ("auto", "plain")
 
 
 def check(engine: str) -> str:
     """Return the name of an engine if it is one."""
-    if engine not in _ENGINES:
-        raise FissileError(f"unknown engine {engine!r}; use one of {', '.join(_ENGINES)}")
+    if engine not in ENGINES:
+        raise FissileError(f"unknown engine {engine!r}; use one of {', '.join(ENGINES)}")
     return engine
 
 
-def run(
-    stacks: list[Stack], until: int, device: torch.device, engine: str, record: Record
-) -> list[Stack]:
-    """Train all stacks up to an epoch; return them, some perhaps in smaller parts."""
-    done: list[Stack] = []
-    waiting = list(stacks)
+def run(stacks: list[Stack], until: int, device: torch.device, engine: str, record: Record) -> None:
+    """Train all stacks up to an epoch, in place; an interruption leaves the list whole.
+
+    The list may hold smaller stacks afterwards, where memory ran out or Ctrl-C cut one in two.
+    """
+    left = [stack for stack in stacks if stack.epoch < until]
+    fast = [stack for stack in left if engine == "auto" and _compiled(stack, device)]
+    if fast:
+        _run_compiled(stacks, fast, until, record)
+    slow = [stack for stack in left if all(stack is not one for one in fast)]
+    while slow:
+        slow = _run_plain(stacks, slow[0], until, device, record) + slow[1:]
+
+
+def _compiled(stack: Stack, device: torch.device) -> bool:
+    return device.type == "cpu" and processor.can(stack)
+
+
+def _run_compiled(stacks: list[Stack], fast: list[Stack], until: int, record: Record) -> None:
+    parts: list[Stack] = []
     try:
-        while waiting:
-            stack = waiting.pop(0)
-            try:
-                _run_plain(stack, until, device, record)
-            except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error):
-                    raise
-                waiting = [*_halves(stack, error), *waiting]
-                continue
-            done.append(stack)
-    except BaseException:
-        stacks[:] = [*done, stack, *waiting]  # what an interruption leaves behind is whole
-        raise
-    return done
+        processor.run(fast, until, record, parts)
+    finally:
+        _replace(stacks, fast, parts)
 
 
-def _run_plain(stack: Stack, until: int, device: torch.device, record: Record) -> None:
-    samples = len(stack.data[0].x)
-    steps = -(-samples // stack.batch) * len(stack)
-    plain.run(
-        stack, until, lambda accuracy, loss: record(stack.members, accuracy, loss, steps), device
-    )
+def _run_plain(
+    stacks: list[Stack], stack: Stack, until: int, device: torch.device, record: Record
+) -> list[Stack]:
+    """Train one stack; if memory runs out, return its halves to be trained instead."""
+    steps = -(-len(stack.data[0].x) // stack.batch) * len(stack)
+
+    def on_epoch(accuracy: Tensor, loss: Tensor) -> None:
+        curves = [curve.unsqueeze(-1).tolist() for curve in (accuracy, loss)]
+        record(stack.members.tolist(), curves[0], curves[1], steps)
+
+    try:
+        plain.run(stack, until, on_epoch, device)
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        halves = _halves(stack, error)
+        _replace(stacks, [stack], halves)
+        return halves
+    return []
+
+
+def _replace(stacks: list[Stack], old: list[Stack], new: list[Stack]) -> None:
+    stacks[:] = [stack for stack in stacks if all(stack is not one for one in old)] + new
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

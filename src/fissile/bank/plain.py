@@ -48,7 +48,9 @@ def run(
         stack.restore(saved, failed | ~stack.alive)
         stack.alive &= ~failed
         stack.epoch += 1
-        on_epoch(engine.accuracy(), loss.cpu())
+        gone = torch.tensor(torch.nan, dtype=torch.float64)
+        curves = engine.accuracy(), loss.cpu().double()
+        on_epoch(*(torch.where(stack.alive, curve, gone) for curve in curves))
 
 
 @torch.no_grad()

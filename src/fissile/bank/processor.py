@@ -1,0 +1,207 @@
+"""The engine for processors: a pool of threads, each training one network at a time in one call."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fissile.bank.record import Record
+from fissile.bank.spec import Data, Dense, Expand
+from fissile.bank.stack import Stack
+from fissile.bank.wide import WideLayer, first_index, linear_layers, read, relus, write
+from fissile.order import order_keys
+from fissile.train import Recipe
+
+if TYPE_CHECKING:
+    from fissile.bank.cpu import Samples
+
+__all__ = ["can", "run"]
+
+#: Seconds of work between two looks at whether to stop.
+_SLICE = 0.2
+
+
+def can(stack: Stack) -> bool:
+    """Tell whether the compiled kernel can train a stack: ReLU networks with fixed patterns."""
+    if importlib.util.find_spec("numba") is None or not isinstance(stack.arm, Dense | Expand):
+        return False
+    dtype = next(stack.module.parameters()).dtype
+    if dtype not in (torch.float32, torch.float64) or relus(stack.module) is None:
+        return False
+    kind = np.dtype(str(dtype).removeprefix("torch."))
+    # A mapped file of another dtype would have to be read whole to be converted.
+    return all(not isinstance(one.x, np.memmap) or one.x.dtype == kind for one in stack.data)
+
+
+def run(stacks: Sequence[Stack], until: int, record: Record, parts: list[Stack]) -> None:
+    """Train stacks up to an epoch on all cores and put them into ``parts``.
+
+    An interruption waits for the slices of time in flight; networks may then have reached
+    different epochs, and the stacks they come in are cut accordingly.
+    """
+    jobs = [_Job(stack, until) for stack in stacks]
+    stop, news = threading.Event(), _News()
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    try:
+        futures = [
+            pool.submit(job.train, row, stop, news) for job in jobs for row in range(len(job.stack))
+        ]
+        _follow(futures, news, record)
+    finally:
+        stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+        news.deliver(record)
+        parts.extend(part for job in jobs for part in job.parts())
+
+
+def _follow(futures: Sequence[Future[None]], news: _News, record: Record) -> None:
+    """Pass on what the threads report until all are done; an error in one ends it."""
+    left = set(futures)
+    while left:
+        done, left = wait(left, timeout=0.1)
+        news.deliver(record)
+        for future in done:
+            future.result()
+
+
+class _News(queue.SimpleQueue[tuple[int, Any, Any, int]]):
+    """What the threads have finished; only the main thread passes it on."""
+
+    def deliver(self, record: Record) -> None:
+        while not self.empty():
+            member, accuracy, loss, steps = self.get()
+            record([member], [accuracy], [loss], steps)
+
+
+@dataclass
+class _Job:
+    """A stack laid out for the kernel."""
+
+    stack: Stack
+    until: int
+    _samples: dict[int, tuple[Samples, Samples]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from fissile.bank.cpu import Architecture, Wiring
+
+        module = self.stack.module
+        layers, linears = read(self.stack), linear_layers(module)
+        self.architecture = Architecture(
+            sizes=(linears[0].in_features, *(layer.out_features for layer in linears)),
+            relu=tuple(relus(module) or ()),
+            biased=tuple(layer.bias is not None for layer in linears),
+            first=first_index(module),
+        )
+        self.wiring = Wiring.of([_mask(layer) for layer in layers])
+        self.state = [
+            self.wiring.pack(
+                [layer.weight[which] for layer in layers],
+                [None if layer.bias is None else layer.bias[which] for layer in layers],
+            )
+            for which in range(3)  # the values and Adam's two moments
+        ]
+        adam = self.stack.adam.state[next(module.parameters())]
+        self.steps = adam["step"].long().tolist()
+        self.epochs = [self.stack.epoch] * len(self.stack)
+
+    def train(self, row: int, stop: threading.Event, news: _News) -> None:
+        """Train one network to the end, a slice of time at a time."""
+        stack, epochs = self.stack, 1
+        member, sets = int(stack.members[row]), self.samples(stack.data[int(stack.which[row])])
+        per_epoch = -(-len(sets[0].x) // stack.batch)
+        while self.epochs[row] < self.until and not stop.is_set():
+            epochs = min(epochs, self.until - self.epochs[row])
+            begin = time.perf_counter()
+            curves = self._slice(row, epochs, sets)
+            self.epochs[row] += epochs
+            news.put((member, *curves, per_epoch * epochs))
+            seconds = (time.perf_counter() - begin) / epochs
+            epochs = max(1, int(_SLICE / max(seconds, 1e-6)))
+
+    def _slice(
+        self, row: int, epochs: int, sets: tuple[Samples, Samples]
+    ) -> tuple[list[float], list[float]]:
+        """Train some epochs; what a network that diverges does not finish is NaN."""
+        from fissile.bank.cpu import train_network
+
+        stack, done = self.stack, 0
+        accuracy, loss = (np.full(epochs, np.nan) for _ in range(2))
+        if stack.alive[row]:
+            start, seed = self.epochs[row], int(stack.seeds[row])
+            keys = np.stack([order_keys(seed, start + e).numpy() for e in range(epochs)])
+            theta, mean, square = (state[row] for state in self.state)
+            trained = train_network(
+                self.architecture, self.wiring.ptr[row], self.wiring.col[row],
+                theta, mean, square, self.steps[row], sets[0], sets[1], keys, _recipe(stack, row),
+            )  # fmt: skip
+            done, self.steps[row] = trained.epochs, trained.step
+            accuracy[:done], loss[:done] = trained.accuracy, trained.loss
+            stack.alive[row] = done == epochs
+        return accuracy.tolist(), loss.tolist()
+
+    def samples(self, data: Data) -> tuple[Samples, Samples]:
+        """Return a data set as the kernel reads it, converted once for all networks."""
+        from fissile.bank.cpu import Samples
+
+        if id(data) not in self._samples:
+            dtype = self.state[0].dtype
+            self._samples[id(data)] = (
+                Samples.of(_as(data.x, dtype), data.y),
+                Samples.of(_as(data.x_test, dtype), data.y_test),
+            )
+        return self._samples[id(data)]
+
+    def parts(self) -> Iterator[Stack]:
+        """Write everything back and yield the stack, cut where networks stopped at other epochs."""
+        unpacked = [self.wiring.unpack(state) for state in self.state]
+        layers = [
+            WideLayer(
+                weight=tuple(torch.from_numpy(weights[i]) for weights, _ in unpacked),
+                bias=tuple(torch.from_numpy(biases[i]) for _, biases in unpacked),
+                mask=None,
+            )
+            for i in range(len(self.architecture.relu))
+        ]
+        write(self.stack, layers)
+        for state in self.stack.adam.state.values():
+            state["step"].copy_(torch.tensor(self.steps))
+        reached = torch.tensor(self.epochs)
+        for epoch in sorted(set(self.epochs)):
+            rows = (reached == epoch).nonzero().flatten()
+            part = self.stack if len(rows) == len(self.stack) else self.stack.select(rows)
+            part.epoch = epoch
+            yield part
+
+
+def _mask(layer: WideLayer) -> npt.NDArray[np.bool_]:
+    weight = layer.weight[0]
+    mask = torch.ones_like(weight, dtype=torch.bool) if layer.mask is None else layer.mask
+    return mask.numpy()
+
+
+def _recipe(stack: Stack, row: int) -> Recipe:
+    dials = stack.dials
+    return Recipe(
+        lr=float(dials.lr[row]),
+        batch=stack.batch,
+        l1=float(dials.l1[row]),
+        l2=float(dials.l2[row]),
+        orthogonal=float(dials.orthogonal[row]),
+    )
+
+
+def _as(x: Tensor | npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return samples in the kernel's dtype, without a copy where they are in it already."""
+    return np.asarray(x, dtype)

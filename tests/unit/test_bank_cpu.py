@@ -1,0 +1,291 @@
+"""The bank's kernel on a processor: it trains as the plain loop does, and leaves others alone."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fissile import MLP, FissileError, expand
+from fissile.bank import cpu
+from fissile.bank.cpu import Architecture, Samples, Wiring, train_network
+from fissile.layers import PartitionedLinear, SparseLinear, spread, weight_of
+from fissile.order import order, order_keys
+from fissile.train import Recipe, accuracy, fit
+
+
+@dataclass
+class Flat:
+    """A model and its Adam as the kernel holds them."""
+
+    layers: Architecture
+    wiring: Wiring
+    theta: np.ndarray
+    m: np.ndarray
+    v: np.ndarray
+    step: int
+
+    @classmethod
+    def of(cls, model, adam):
+        linear = [k for k in model.modules() if isinstance(k, nn.Linear | SparseLinear)]
+        wiring = Wiring.of([_pattern(layer)[None] for layer in linear])
+        biases = [None if k.bias is None else k.bias.detach()[None] for k in linear]
+        theta = wiring.pack([weight_of(k).detach()[None] for k in linear], biases)
+        moments = [np.zeros_like(theta), np.zeros_like(theta)]
+        step = 0
+        if adam.state:
+            step = int(adam.state[linear[0].weight]["step"])
+            moments = [_moments(wiring, linear, adam, key) for key in ("exp_avg", "exp_avg_sq")]
+        embedding = model.embedding_width
+        hidden = linear if embedding is None else linear[1:]
+        sizes = [linear[0].in_features, *[k.out_features for k in hidden]]
+        layers = Architecture.mlp(sizes, embedding)
+        return cls(layers, wiring, theta[0], moments[0][0], moments[1][0], step)
+
+    def train(self, train, test, keys, recipe):
+        done = train_network(
+            self.layers, self.wiring.ptr[0], self.wiring.col[0], self.theta, self.m, self.v,
+            self.step, train, test, keys, recipe,
+        )  # fmt: skip
+        self.step = done.step
+        return done
+
+    def state(self):
+        return np.stack([self.theta, self.m, self.v])
+
+
+def _pattern(layer):
+    if isinstance(layer, SparseLinear):
+        return layer.pattern()
+    return torch.ones_like(layer.weight, dtype=torch.bool)
+
+
+def _moments(wiring, linear, adam, key):
+    def written_out(layer):
+        moment = adam.state[layer.weight][key]
+        if isinstance(layer, PartitionedLinear):
+            return spread(moment, layer.owner, layer.alpha)
+        return moment
+
+    biases = [None if k.bias is None else adam.state[k.bias][key][None] for k in linear]
+    return wiring.pack([written_out(k)[None] for k in linear], biases)
+
+
+def data(inputs, outputs, samples, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, inputs, generator=generator, dtype=torch.float64)
+    y = torch.randint(max(2, outputs), (samples,), generator=generator)
+    x[:, 0] += y  # something to learn
+    return x.to(dtype), y
+
+
+def keys_of(seed, epochs):
+    return np.stack([order_keys(seed, epoch).numpy() for epoch in epochs])
+
+
+CASES = {
+    "dense": ([32, 8, 1], {}, None, 64, 0.0),
+    "random": ([32, 8, 1], {}, ("random", 2), 64, 0.0),
+    "2:4": ([32, 8, 3], {}, ("2:4", 2), 64, 0.0),
+    "overlapping": ([19, 5, 1], {}, ("overlapping", 4), 7, 0.0),
+    "gram": ([32, 8, 4], {}, ("gram", 3), 64, 0.0),
+    "deeper": ([20, 6, 9, 7, 3], {}, None, 64, 0.0),
+    "deeper and expanded": ([20, 6, 9, 7, 3], {}, ("random", 2), 64, 0.0),
+    "embedding": ([24, 8, 1], {"embedding": 12}, ("random", 2), 64, 0.0),
+    "wide": ([150, 6, 10], {}, ("random", 2), 64, 0.0),
+    "orthogonal": ([32, 8, 1], {}, None, 64, 0.1),
+    "orthogonal and embedded": ([24, 8, 3], {"embedding": 12}, ("random", 2), 64, 0.1),
+    "batches of one": ([8, 4, 1], {}, ("random", 2), 1, 0.0),
+    "large batches": ([32, 8, 5], {}, None, 150, 0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_as_the_plain_loop_does(name, dtype):
+    sizes, options, split, batch, orthogonal = CASES[name]
+    torch.manual_seed(0)
+    model = MLP(sizes, dtype=dtype, **options)
+    recipe = Recipe(lr=1e-2, batch=batch, l1=1e-4, l2=1e-3, orthogonal=orthogonal)
+    adam = torch.optim.Adam(model.parameters(), recipe.lr)
+    x, y = data(sizes[0], sizes[-1], 200, dtype)
+    x_test, y_test = data(sizes[0], sizes[-1], 90, dtype, seed=1)
+    if split is not None:  # and Adam goes on across the split
+        fit(model, adam, x, y, epochs=1, seed=5, recipe=recipe)
+        model = expand(model, split[1], split[0], optimizer=adam)
+    flat = Flat.of(model, adam)
+    done = flat.train(Samples.of(x, y), Samples.of(x_test, y_test), keys_of(5, [1, 2]), recipe)
+
+    curve = []
+    fit(
+        model, adam, x, y, epochs=2, seed=5, start=1, recipe=recipe,
+        after_epoch=lambda: curve.append(accuracy(model, x_test, y_test)),
+    )  # fmt: skip
+    expected = Flat.of(model, adam)
+    close = {"rtol": 0, "atol": 1e-9 if dtype == torch.float64 else 1e-4}
+    np.testing.assert_allclose(flat.state(), expected.state(), **close)
+    assert done.epochs == 2
+    assert flat.step == expected.step
+    assert done.accuracy.tolist() == curve
+
+
+def test_the_loss_is_the_mean_over_the_samples():
+    for outputs in (1, 3):
+        model = MLP([8, 4, outputs], dtype=torch.float64)
+        x, y = data(8, outputs, 100, torch.float64)
+        adam = torch.optim.Adam(model.parameters())
+        samples = Samples.of(x, y)
+        recipe = Recipe(lr=0.0, batch=64, l1=0.0, l2=0.0)
+        done = Flat.of(model, adam).train(samples, samples, keys_of(0, [0]), recipe)
+        logits = model(x) if outputs > 1 else torch.cat([torch.zeros(len(x), 1), model(x)], 1)
+        expected = nn.functional.cross_entropy(logits, y).detach()
+        assert done.loss[0] == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 64, 65, 1000])
+def test_samples_come_in_the_order_of_the_epoch(samples):
+    keys = keys_of(2**40 + 3, [7])[0].astype(np.uint32)
+    bits, shift = cpu.order_shape(samples)
+    places, outside = np.empty((2, samples), np.uint32)
+    cpu._fill_order(places, outside, keys, ((1 << bits) - 1, shift))
+    assert places.tolist() == order(2**40 + 3, 7, samples).tolist()
+
+
+def explode(outputs, samples, lr, epochs):
+    torch.manual_seed(0)
+    model = MLP([8, 4, outputs])
+    flat = Flat.of(model, torch.optim.Adam(model.parameters()))
+    train = Samples.of(*data(8, outputs, samples, torch.float32))
+    return flat, flat.train(train, train, keys_of(0, range(epochs)), Recipe(lr=lr))
+
+
+@pytest.mark.parametrize("case", [(1, 40, 5e18), (3, 130, 3e18)])
+def test_a_network_that_explodes_is_left_at_its_last_finite_epoch(case):
+    flat, done = explode(*case, 60)
+    assert 0 < done.epochs < 60
+    assert done.step == -(-case[1] // 64) * done.epochs
+    assert len(done.accuracy) == len(done.loss) == done.epochs
+    assert np.isfinite(flat.theta).all()
+    shorter, again = explode(*case, done.epochs)
+    assert again.epochs == done.epochs
+    assert flat.state().tobytes() == shorter.state().tobytes()
+
+
+@pytest.mark.parametrize("where", ["parameter", "sample"])
+def test_no_epoch_is_finished_with_a_nan(where):
+    model = MLP([8, 4, 1])
+    flat = Flat.of(model, torch.optim.Adam(model.parameters()))
+    x, y = data(8, 1, 130, torch.float32)
+    if where == "parameter":
+        flat.theta[-1] = np.nan
+    else:
+        x[129, 3] = np.inf
+    before = flat.state()
+    samples = Samples.of(x, y)
+    done = flat.train(samples, samples, keys_of(0, range(2)), Recipe())
+    assert (done.epochs, done.step) == (0, 0)
+    np.testing.assert_array_equal(flat.state(), before)
+
+
+def stack(networks, sizes=(20, 6, 9, 3), seed=0):
+    """Random networks with a different number of weights each."""
+    rng = np.random.default_rng(seed)
+    shapes = [(networks, o, i) for i, o in pairwise(sizes)]
+    masks = [rng.random(shape) < rng.random((networks, 1, 1)) for shape in shapes]
+    weights = [np.where(k, rng.normal(size=k.shape), 0).astype(np.float32) for k in masks]
+    biases = [rng.normal(size=shape[:2]).astype(np.float32) for shape in shapes]
+    return masks, weights, biases
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+def test_packing_and_unpacking_give_the_networks_back(kind):
+    masks, weights, biases = stack(50)
+    wiring = Wiring.of([kind(mask) for mask in masks])
+    theta = wiring.pack([kind(k) for k in weights], [kind(k) for k in biases])
+    assert theta.dtype == np.float32
+    back, back_biases = wiring.unpack(theta)
+    for old, new in zip([*weights, *biases], [*back, *back_biases], strict=True):
+        np.testing.assert_array_equal(old, new)
+    counts = sum(mask.sum((1, 2)) for mask in masks)
+    assert (wiring.ptr[:, -1] == counts).all()
+    assert (np.diff(wiring.ptr) >= 0).all()
+
+
+def test_weights_that_do_not_exist_are_not_packed():
+    full = np.ones((1, 2, 3), np.float32)
+    wiring = Wiring.of(
+        [np.array([[[True, False, True], [False, False, True]]]), np.ones((1, 1, 2))]
+    )
+    theta = wiring.pack([full, full[:, :1, :2]], [None, None])
+    assert theta.tolist() == [[0, 0, 0, 1, 1, 1, 1, 1]]
+    assert wiring.col.tolist() == [[0, 2, 2, 0, 1]]
+    assert wiring.ptr.tolist() == [[0, 2, 3, 5]]
+
+
+def train_stack(mapper):
+    masks, weights, biases = stack(12)
+    wiring = Wiring.of(masks)
+    theta = wiring.pack(weights, biases)
+    m, v = np.zeros_like(theta), np.zeros_like(theta)
+    layers = Architecture.mlp(wiring.sizes)
+    samples = Samples.of(*data(20, 3, 300, torch.float32))
+
+    def train(n):
+        return train_network(
+            layers, wiring.ptr[n], wiring.col[n], theta[n], m[n], v[n], 0,
+            samples, samples, keys_of(n, range(3)), Recipe(lr=1e-2),
+        )  # fmt: skip
+
+    curves = [np.stack([done.accuracy, done.loss]) for done in mapper(train, range(12))]
+    return theta, m, v, np.stack(curves)
+
+
+def test_networks_train_the_same_alone_again_and_in_threads():
+    alone, again = train_stack(map), train_stack(map)
+    backwards = train_stack(lambda train, numbers: [train(n) for n in numbers[::-1]][::-1])
+    with ThreadPoolExecutor(2) as pool:
+        together = train_stack(pool.map)
+    for one, *others in zip(alone, again, backwards, together, strict=True):
+        assert all(one.tobytes() == other.tobytes() for other in others)
+
+
+def test_samples_may_be_a_read_only_memory_map(tmp_path):
+    x, y = data(8, 1, 100, torch.float32)
+    np.save(tmp_path / "x.npy", x.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    states = []
+    model = MLP([8, 4, 1])
+    for given in (x, x.numpy(), mapped):
+        flat = Flat.of(copy.deepcopy(model), torch.optim.Adam(model.parameters()))
+        samples = Samples.of(given, y)
+        flat.train(samples, samples, keys_of(0, range(2)), Recipe())
+        states.append(flat.state().tobytes())
+    assert np.shares_memory(Samples.of(mapped, y).x, mapped)
+    assert states[0] == states[1] == states[2]
+
+
+def test_what_does_not_fit_together_is_refused():
+    model = MLP([8, 4, 1], dtype=torch.float64)
+    flat = Flat.of(model, torch.optim.Adam(model.parameters()))
+    x, y = data(8, 1, 100, torch.float64)
+    good, keys = Samples.of(x, y), keys_of(0, [0])
+    refused = {
+        "several dtypes": (Samples.of(x.float(), y), Recipe()),
+        "do not fit 8 inputs": (Samples.of(x[:, :7], y), Recipe()),
+        "with labels": (Samples.of(x, y[:-1]), Recipe()),
+        "no samples": (Samples.of(x[:0], y[:0]), Recipe()),
+        "batch": (good, Recipe(batch=0)),
+    }
+    for message, (samples, recipe) in refused.items():
+        with pytest.raises(FissileError, match=message):
+            flat.train(samples, good, keys, recipe)
+    flat.theta = np.repeat(flat.theta, 2)[::2]
+    with pytest.raises(FissileError, match="contiguous"):
+        flat.train(good, good, keys, Recipe())
+    flat.theta = flat.theta[1:]
+    with pytest.raises(FissileError, match="do not belong"):
+        flat.train(good, good, keys, Recipe())
