@@ -60,10 +60,17 @@ def noise(
     return uniform.reshape(*seeds.shape, *shape)
 
 
-def order_keys(seed: int | Int[Tensor, "*batch"], epoch: int) -> Int[Tensor, "*batch rounds two"]:
-    """Return the multiplier and addend of every round, for one epoch of each seed."""
+def order_keys(
+    seed: int | Int[Tensor, "*batch"], epoch: int | Int[Tensor, "*batch"]
+) -> Int[Tensor, "*batch rounds two"]:
+    """Return the multiplier and addend of every round, for epochs of seeds, elementwise.
+
+    >>> order_keys(torch.tensor([[1], [2]]), torch.arange(25)).shape
+    torch.Size([2, 25, 4, 2])
+    """
     seeds = torch.as_tensor(seed).unsqueeze(-1)
-    keys = hash32(seeds, epoch, torch.arange(2 * ROUNDS, device=seeds.device))
+    epochs = torch.as_tensor(epoch, device=seeds.device).unsqueeze(-1)
+    keys = hash32(seeds, epochs, torch.arange(2 * ROUNDS, device=seeds.device))
     keys = keys.reshape(*keys.shape[:-1], ROUNDS, 2)
     odd = torch.tensor([1, 0], device=keys.device)  # a multiplier must be odd to be invertible
     return keys | odd

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from fissile import MLP, FissileError, expand
-from fissile.bank import cpu
-from fissile.bank.cpu import Architecture, Samples, Wiring, train_network
+from fissile.bank.cpu import Architecture, Samples, Wiring, kernel, train_network
 from fissile.layers import PartitionedLinear, SparseLinear, spread, weight_of
-from fissile.order import order, order_keys
+from fissile.order import order, order_keys, order_shape
 from fissile.train import Recipe, accuracy, fit
 
 
@@ -149,9 +148,9 @@ def test_the_loss_is_the_mean_over_the_samples():
 @pytest.mark.parametrize("samples", [1, 2, 5, 64, 65, 1000])
 def test_samples_come_in_the_order_of_the_epoch(samples):
     keys = keys_of(2**40 + 3, [7])[0].astype(np.uint32)
-    bits, shift = cpu.order_shape(samples)
+    bits, shift = order_shape(samples)
     places, outside = np.empty((2, samples), np.uint32)
-    cpu._fill_order(places, outside, keys, ((1 << bits) - 1, shift))
+    kernel._fill_order(places, outside, keys, ((1 << bits) - 1, shift))
     assert places.tolist() == order(2**40 + 3, 7, samples).tolist()
 
 

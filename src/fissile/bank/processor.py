@@ -115,20 +115,21 @@ class _Job:
         adam = self.stack.adam.state[next(module.parameters())]
         self.steps = adam["step"].long().tolist()
         self.epochs = [self.stack.epoch] * len(self.stack)
+        self.seconds = _SLICE
 
     def train(self, row: int, stop: threading.Event, news: _News) -> None:
         """Train one network to the end, a slice of time at a time."""
-        stack, epochs = self.stack, 1
+        stack = self.stack
         member, sets = int(stack.members[row]), self.samples(stack.data[int(stack.which[row])])
         per_epoch = -(-len(sets[0].x) // stack.batch)
         while self.epochs[row] < self.until and not stop.is_set():
-            epochs = min(epochs, self.until - self.epochs[row])
+            epochs = max(1, min(int(_SLICE / self.seconds), self.until - self.epochs[row]))
             begin = time.perf_counter()
             curves = self._slice(row, epochs, sets)
             self.epochs[row] += epochs
             news.put((member, *curves, per_epoch * epochs))
-            seconds = (time.perf_counter() - begin) / epochs
-            epochs = max(1, int(_SLICE / max(seconds, 1e-6)))
+            # What an epoch takes one network, it takes the others of the stack.
+            self.seconds = (time.perf_counter() - begin) / epochs
 
     def _slice(
         self, row: int, epochs: int, sets: tuple[Samples, Samples]
@@ -140,7 +141,7 @@ class _Job:
         accuracy, loss = (np.full(epochs, np.nan) for _ in range(2))
         if stack.alive[row]:
             start, seed = self.epochs[row], int(stack.seeds[row])
-            keys = np.stack([order_keys(seed, start + e).numpy() for e in range(epochs)])
+            keys = order_keys(seed, torch.arange(start, start + epochs)).numpy()
             theta, mean, square = (state[row] for state in self.state)
             trained = train_network(
                 self.architecture, self.wiring.ptr[row], self.wiring.col[row],
