@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench-bank clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -17,6 +17,10 @@ lint: .venv/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The bank against a loop, torch.func and JAX, in one run (a few minutes).
+bench-bank: .venv/bench.stamp
+	$(BIN)/python benchmarks/bank.py
+
 clean:
 	rm -rf .venv fissile-demo
 
@@ -27,6 +31,10 @@ clean:
 
 .venv/test.stamp: .venv/made.stamp pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+.venv/bench.stamp: .venv/made.stamp pyproject.toml constraints.txt
+	$(PIP) -e '.[bench]'
 	@touch $@
 
 .venv/made.stamp:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from fissile.bank import plain, processor
+from fissile.bank import graphics, plain, processor
 from fissile.bank.record import Record
 from fissile.bank.stack import Stack
 from fissile.errors import FissileError
@@ -17,6 +18,7 @@ __all__ = ["ENGINES", "Record", "check", "run"]
 _log = logging.getLogger("fissile")
 
 ENGINES = ("auto", "plain")
+Engine = Callable[[Stack, int, plain.OnEpoch, torch.device], None]
 
 
 def check(engine: str) -> str:
@@ -32,19 +34,19 @@ def run(stacks: list[Stack], until: int, device: torch.device, engine: str, reco
     The list may hold smaller stacks afterwards, where memory ran out or Ctrl-C cut one in two.
     """
     left = [stack for stack in stacks if stack.epoch < until]
-    fast = [stack for stack in left if engine == "auto" and _compiled(stack, device)]
+    auto, kind = engine == "auto", device.type
+    fast = [stack for stack in left if auto and kind == "cpu" and processor.can(stack)]
     if fast:
-        _run_compiled(stacks, fast, until, record)
-    slow = [stack for stack in left if all(stack is not one for one in fast)]
-    while slow:
-        slow = _run_plain(stacks, slow[0], until, device, record) + slow[1:]
+        _run_pool(stacks, fast, until, record)
+    others = [stack for stack in left if all(stack is not one for one in fast)]
+    while others:
+        stack = others.pop(0)
+        on_chip = auto and kind == "cuda" and graphics.can(stack)
+        how = graphics.run if on_chip else plain.run
+        others = _run_one(stacks, stack, until, device, record, how) + others
 
 
-def _compiled(stack: Stack, device: torch.device) -> bool:
-    return device.type == "cpu" and processor.can(stack)
-
-
-def _run_compiled(stacks: list[Stack], fast: list[Stack], until: int, record: Record) -> None:
+def _run_pool(stacks: list[Stack], fast: list[Stack], until: int, record: Record) -> None:
     parts: list[Stack] = []
     try:
         processor.run(fast, until, record, parts)
@@ -52,8 +54,8 @@ def _run_compiled(stacks: list[Stack], fast: list[Stack], until: int, record: Re
         _replace(stacks, fast, parts)
 
 
-def _run_plain(
-    stacks: list[Stack], stack: Stack, until: int, device: torch.device, record: Record
+def _run_one(
+    stacks: list[Stack], stack: Stack, until: int, device: torch.device, record: Record, how: Engine
 ) -> list[Stack]:
     """Train one stack; if memory runs out, return its halves to be trained instead."""
     steps = -(-len(stack.data[0].x) // stack.batch) * len(stack)
@@ -63,7 +65,7 @@ def _run_plain(
         record(stack.members.tolist(), curves[0], curves[1], steps)
 
     try:
-        plain.run(stack, until, on_epoch, device)
+        how(stack, until, on_epoch, device)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise

@@ -21,16 +21,18 @@ from fissile.order import order
 from fissile.rewire import Rewire
 from fissile.shapes import Float, Int
 
-__all__ = ["forward", "run"]
+__all__ = ["OnEpoch", "forward", "move", "run"]
 
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 #: Numbers held at once when a test set is evaluated, and positions when an order is drawn.
 _CHUNK = 1 << 24
 
 
-def run(
-    stack: Stack, until: int, on_epoch: Callable[[Tensor, Tensor], object], device: torch.device
-) -> None:
+#: Told every network's accuracy and loss after an epoch.
+OnEpoch = Callable[[Tensor, Tensor], object]
+
+
+def run(stack: Stack, until: int, on_epoch: OnEpoch, device: torch.device) -> None:
     """Train a stack up to an epoch; after each, report accuracy and loss of every network.
 
     A network that diverges goes back to its last finished epoch and stays there. An interruption
@@ -129,7 +131,7 @@ class _Engine:
 
     def __init__(self, stack: Stack, device: torch.device) -> None:
         self.stack, self.device = stack, device
-        _move(stack, device)
+        move(stack, device)
         self.train = _sets(stack, lambda data: (data.x, data.y), device)
         self.test = _sets(stack, lambda data: (data.x_test, data.y_test), device)
         self.seeds = stack.seeds.to(device)
@@ -138,6 +140,9 @@ class _Engine:
         ]
         self.rewire = self._rewire()
         self.orthogonal = bool((stack.dials.orthogonal != 0).any())
+        self.rows = torch.zeros(len(stack), stack.batch, dtype=torch.long, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.eager = 0
 
     def _rewire(self) -> Rewire | None:
         arm = self.stack.arm
@@ -160,9 +165,33 @@ class _Engine:
         stack.module.train()
         loss = torch.zeros(len(stack), device=self.device, dtype=self.dials[0].dtype)
         for rows in self._batches(samples):
-            loss += self._step(rows) * rows.shape[1] / samples
+            loss += self._replayed(rows) * rows.shape[1] / samples
             stack.steps += 1
         return loss
+
+    def _replayed(self, rows: Int[Tensor, "networks batch"]) -> Float[Tensor, " networks"]:
+        """Make a step; on a GPU record the third as a graph, which is launched as one from then on.
+
+        A step of small networks is some fifty small launches: waiting for them is most of its time.
+        """
+        whole = rows.shape[1] == self.stack.batch
+        if self.device.type != "cuda" or self.rewire is not None or not whole:
+            return self._step(rows)
+        self.rows.copy_(rows)
+        if self.graph is None:
+            self.eager += 1
+            if self.eager <= 3:
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    loss = self._step(self.rows)
+                torch.cuda.current_stream().wait_stream(side)
+                return loss
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.loss = self._step(self.rows)
+        self.graph.replay()
+        return self.loss
 
     def _batches(self, samples: int) -> Iterator[Int[Tensor, "networks batch"]]:
         """Draw the epoch's order in parts, so that no order is ever held whole for all."""
@@ -239,7 +268,8 @@ def _guess(logits: Float[Tensor, "networks samples outputs"]) -> Int[Tensor, "ne
     return (logits.squeeze(-1) > 0).long() if logits.shape[-1] == 1 else logits.argmax(-1)
 
 
-def _move(stack: Stack, device: torch.device) -> None:
+def move(stack: Stack, device: torch.device) -> None:
+    """Bring a stack's networks and moments to a device."""
     stack.module.to(device)
     for state in stack.adam.state.values():
         for key, value in state.items():

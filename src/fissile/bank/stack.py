@@ -97,7 +97,9 @@ class Stack:
         modules = []
         with torch.random.fork_rng(devices=[]):
             for spec in specs:
-                torch.manual_seed(spec.seed)
+                torch.default_generator.manual_seed(
+                    spec.seed
+                )  # torch.manual_seed asks every device
                 modules.append(
                     MLP(
                         spec.sizes,
