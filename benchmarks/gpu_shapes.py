@@ -6,6 +6,7 @@ Microseconds per network and step, for 600 networks of each shape; `plain` is th
 engine with CUDA graphs. `fits` and `_suiting` of `fissile.bank.gpu` follow this table.
 """
 
+import functools
 import statistics
 import sys
 import time
@@ -90,7 +91,7 @@ def main():
         for chunk, warps in SETTINGS:
             if time.perf_counter() - began > DEADLINE:
                 break
-            row.append(seconds(lambda c=chunk, w=warps: call(chunk=c, num_warps=w)))
+            row.append(seconds(functools.partial(call, chunk=chunk, num_warps=warps)))
         row.append(plain(shape, data))
         scale = 1e6 / NETWORKS / STEPS
         print(f"{shape!s:<16}" + "".join(f"{value * scale:>9.4f}" for value in row), flush=True)

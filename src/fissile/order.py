@@ -26,17 +26,15 @@ def hash32(*parts: int | Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
     >>> hash32(7, torch.arange(2))
     tensor([1996066732, 3477029455])
     """
-    state: Tensor = torch.tensor(_GOLDEN)
+    state: int | Tensor = _GOLDEN
     for part in parts:
         # A seed may have 64 bits: its upper half is mixed in too.
-        number = torch.as_tensor(part, dtype=torch.int64)
-        for word in (number & _WORD, (number >> 32) & _WORD):
-            state = state.to(word.device) if word.ndim else state
+        for word in (part & _WORD, (part >> 32) & _WORD):
             state = _scramble(((state ^ word) + _GOLDEN) & _WORD)
-    return state
+    return torch.as_tensor(state)
 
 
-def _scramble(h: Tensor) -> Tensor:
+def _scramble(h: int | Tensor) -> int | Tensor:
     """Apply the finaliser of MurmurHash3; int64 products wrap, and their low 32 bits are right."""
     h = h ^ (h >> 16)
     h = (h * 0x85EBCA6B) & _WORD
@@ -55,7 +53,7 @@ def noise(
     """
     seeds = torch.as_tensor(seed)
     entries = torch.arange(torch.Size(shape).numel(), device=seeds.device)
-    keys = hash32(seeds, counter).to(seeds.device)
+    keys = hash32(seeds, counter)
     uniform: Tensor = hash32(keys.unsqueeze(-1), entries) / 2**32
     return uniform.reshape(*seeds.shape, *shape)
 

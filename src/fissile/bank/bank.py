@@ -109,13 +109,13 @@ class Bank:
         left = [stack for stack in self._stacks if stack.epoch < until]
         epochs = sum(len(stack) * (until - stack.epoch) for stack in left)
         bar = progress if isinstance(progress, Progress) else Progress() if progress else quiet()
-        alive = {int(i) for stack in self._stacks for i in stack.members[stack.alive]}
+        before = set(self.diverged)
         with bar.of(networks=len(self), epochs=epochs):
             try:
                 engines.run(self._stacks, until, self.device, self.engine, self._record(bar))
             finally:
                 self._stacks = _merged(self._stacks)
-        lost = sorted(alive - {int(i) for s in self._stacks for i in s.members[s.alive]})
+        lost = sorted(set(self.diverged) - before)
         if lost:
             names = ", ".join(map(str, lost[:10])) + (", ..." if lost[10:] else "")
             _log.warning(
@@ -191,7 +191,7 @@ class Bank:
     @property
     def diverged(self) -> list[int]:
         """The numbers of the networks that diverged and were frozen."""
-        return sorted(int(i) for stack in self._stacks for i in stack.members[~stack.alive])
+        return sorted(i for stack in self._stacks for i in stack.members[~stack.alive].tolist())
 
     @property
     def nonzeros(self) -> Int[Tensor, " networks"]:

@@ -18,7 +18,7 @@ __all__ = ["ENGINES", "Record", "check", "run"]
 _log = logging.getLogger("fissile")
 
 ENGINES = ("auto", "plain")
-Engine = Callable[[Stack, int, plain.OnEpoch, torch.device], None]
+Engine = Callable[[Stack, int, plain.OnEpochs, torch.device], None]
 
 
 def check(engine: str) -> str:
@@ -60,12 +60,12 @@ def _run_one(
     """Train one stack; if memory runs out, return its halves to be trained instead."""
     steps = -(-len(stack.data[0].x) // stack.batch) * len(stack)
 
-    def on_epoch(accuracy: Tensor, loss: Tensor) -> None:
-        curves = [curve.unsqueeze(-1).tolist() for curve in (accuracy, loss)]
-        record(stack.members.tolist(), curves[0], curves[1], steps)
+    def on_epochs(accuracy: Tensor, loss: Tensor) -> None:
+        done = steps * accuracy.shape[1]
+        record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), done)
 
     try:
-        how(stack, until, on_epoch, device)
+        how(stack, until, on_epochs, device)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fissile.bank.plain import OnEpoch, move
+from fissile.bank.plain import OnEpochs, move
 from fissile.bank.spec import Dense, Expand
 from fissile.bank.stack import Stack
 from fissile.bank.wide import WideLayer, linear_layers, read, relus, write
@@ -41,16 +41,14 @@ def can(stack: Stack) -> bool:
     return fits(first.out_features, first.in_features, second.out_features)
 
 
-def run(stack: Stack, until: int, on_epoch: OnEpoch, device: torch.device) -> None:
+def run(stack: Stack, until: int, on_epochs: OnEpochs, device: torch.device) -> None:
     """Train a stack up to an epoch; an interruption leaves it at the last recorded epoch."""
     move(stack, device)
     layers = read(stack)
     job = _Job(stack, layers, device)
     try:
         while stack.epoch < until:
-            accuracy, loss = job.launch(until)
-            for epoch in range(accuracy.shape[1]):
-                on_epoch(accuracy[:, epoch], loss[:, epoch])
+            on_epochs(*job.launch(until))
     finally:
         job.finish()
 

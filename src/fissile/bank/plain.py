@@ -21,18 +21,18 @@ from fissile.order import order
 from fissile.rewire import Rewire
 from fissile.shapes import Float, Int
 
-__all__ = ["OnEpoch", "forward", "move", "run"]
+__all__ = ["OnEpochs", "forward", "move", "run"]
 
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 #: Numbers held at once when a test set is evaluated, and positions when an order is drawn.
 _CHUNK = 1 << 24
 
 
-#: Told every network's accuracy and loss after an epoch.
-OnEpoch = Callable[[Tensor, Tensor], object]
+#: Told every network's accuracy and loss, (networks, epochs), after some epochs.
+OnEpochs = Callable[[Tensor, Tensor], object]
 
 
-def run(stack: Stack, until: int, on_epoch: OnEpoch, device: torch.device) -> None:
+def run(stack: Stack, until: int, on_epochs: OnEpochs, device: torch.device) -> None:
     """Train a stack up to an epoch; after each, report accuracy and loss of every network.
 
     A network that diverges goes back to its last finished epoch and stays there. An interruption
@@ -52,7 +52,7 @@ def run(stack: Stack, until: int, on_epoch: OnEpoch, device: torch.device) -> No
         stack.epoch += 1
         gone = torch.tensor(torch.nan, dtype=torch.float64)
         curves = engine.accuracy(), loss.cpu().double()
-        on_epoch(*(torch.where(stack.alive, curve, gone) for curve in curves))
+        on_epochs(*(torch.where(stack.alive, c, gone).unsqueeze(-1) for c in curves))
 
 
 @torch.no_grad()
@@ -135,9 +135,12 @@ class _Engine:
         self.train = _sets(stack, lambda data: (data.x, data.y), device)
         self.test = _sets(stack, lambda data: (data.x_test, data.y_test), device)
         self.seeds = stack.seeds.to(device)
-        self.dials = [
+        self.dials: list[Tensor] = [
             getattr(stack.dials, name).to(device) for name in ("lr", "l1", "l2", "orthogonal")
         ]
+        self.parameters: list[Tensor] = list(stack.module.parameters())
+        weight = first_hidden(stack.module).get_parameter("weight")
+        self.first = [p is weight for p in self.parameters].index(True)
         self.rewire = self._rewire()
         self.orthogonal = bool((stack.dials.orthogonal != 0).any())
         self.rows = torch.zeros(len(stack), stack.batch, dtype=torch.long, device=device)
@@ -204,38 +207,46 @@ class _Engine:
     def _step(self, rows: Int[Tensor, "networks batch"]) -> Float[Tensor, " networks"]:
         x, y = self.train.batch(rows)
         loss = _loss(forward(self.stack.module, x), y)
-        parameters = list(self.stack.module.parameters())
-        total = (loss + self._penalty()).sum()
-        gradients = torch.autograd.grad(total, parameters)
-        self._adam(parameters, gradients)
+        gradients = torch.autograd.grad((loss + self._orthogonality()).sum(), self.parameters)
+        self._adam(list(gradients))
         if self.rewire is not None:
             self.rewire.step()
         return loss.detach()
 
-    def _penalty(self) -> Float[Tensor, " networks"]:
-        _, l1, l2, orthogonal = self.dials
-        layer = first_hidden(self.stack.module)
-        squares = [p.square().flatten(1).sum(1) for p in self.stack.module.parameters()]
-        total: Tensor = l1 * layer.get_parameter("weight").abs().sum((-2, -1)) + l2 * sum(squares)
-        if self.orthogonal:
-            first = all_weights(layer)
-            identity = torch.eye(first.shape[-2], dtype=first.dtype, device=first.device)
-            total = total + orthogonal * (first @ first.mT - identity).square().sum((-2, -1))
-        return total
+    def _orthogonality(self) -> Float[Tensor, " networks"]:
+        """Return the penalty on W1 W1ᵀ; those on single weights go straight to the gradient."""
+        if not self.orthogonal:
+            return self.dials[3]
+        first = all_weights(first_hidden(self.stack.module))
+        identity = torch.eye(first.shape[-2], dtype=first.dtype, device=first.device)
+        return self.dials[3] * (first @ first.mT - identity).square().sum((-2, -1))
 
     @torch.no_grad()
-    def _adam(self, parameters: list[nn.Parameter], gradients: tuple[Tensor, ...]) -> None:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            state = self.stack.adam.state[parameter]
-            state["step"] += 1
-            shape = (-1, *[1] * (parameter.ndim - 1))
-            step = state["step"].to(torch.float64)
-            mean, square = state["exp_avg"], state["exp_avg_sq"]
-            mean.lerp_(gradient, 1 - _BETA1)
-            square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
-            size = (self.dials[0] / (1 - _BETA1**step)).to(parameter.dtype).view(shape)
-            root = (1 - _BETA2**step).sqrt().to(parameter.dtype).view(shape)
-            parameter.sub_(size * mean / (square.sqrt() / root + _EPS))
+    def _adam(self, gradients: list[Tensor]) -> None:
+        """Make one step with every network's own rate, in few operations over all tensors."""
+        lr, l1, l2, _ = self.dials
+        decay = torch._foreach_mul(self.parameters, self._each(2 * l2))
+        torch._foreach_add_(gradients, decay)
+        gradients[self.first].addcmul_(
+            self._each(l1)[self.first], self.parameters[self.first].sign()
+        )
+        states = [self.stack.adam.state[parameter] for parameter in self.parameters]
+        torch._foreach_add_([state["step"] for state in states], 1)
+        means, squares = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
+        torch._foreach_lerp_(means, gradients, 1 - _BETA1)
+        torch._foreach_mul_(squares, _BETA2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - _BETA2)
+        step = states[0]["step"].to(torch.float64)
+        root = torch._foreach_sqrt(squares)
+        torch._foreach_div_(root, self._each((1 - _BETA2**step).sqrt()))
+        torch._foreach_add_(root, _EPS)
+        change = torch._foreach_mul(means, self._each(-lr / (1 - _BETA1**step)))
+        torch._foreach_addcdiv_(self.parameters, change, root)
+
+    def _each(self, dial: Float[Tensor, " networks"]) -> list[Tensor]:
+        """Return a value of every network in the shape of each parameter, ready to multiply."""
+        dial = dial.to(self.parameters[0].dtype)
+        return [dial.view(-1, *[1] * (p.ndim - 1)) for p in self.parameters]
 
     @torch.no_grad()
     def accuracy(self) -> Float[Tensor, " networks"]:
