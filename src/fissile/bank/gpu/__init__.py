@@ -32,6 +32,8 @@ _LEAST_HIDDEN = 8
 #: W1 and its two moments and gradient are four tiles of this many floats at most.
 _MOST_WEIGHTS = 8192
 _MOST_CLASSES = 128
+#: Batched PyTorch overtakes the kernel beyond: the batch no longer fits beside the weights.
+_MOST_INPUTS = 256
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def fits(hidden: int, inputs: int, outputs: int) -> bool:
     False
     """
     h, d, c = _padded(hidden, inputs, outputs)
-    return h * d <= _MOST_WEIGHTS and h * c <= _MOST_WEIGHTS and c <= _MOST_CLASSES
+    return d <= _MOST_INPUTS and h * max(d, c) <= _MOST_WEIGHTS and c <= _MOST_CLASSES
 
 
 def train(
@@ -151,6 +153,8 @@ def train(
     chunk, num_warps = chunk or default_chunk, num_warps or default_warps
     if chunk < _LEAST_INNER or chunk != _power_of_two(chunk):
         raise FissileError(f"chunk={chunk} is not a power of two of at least {_LEAST_INNER}")
+    if chunk > 32 and num_warps > 4:  # Triton 3.6 compiles some of these to wrong addresses
+        raise FissileError("chunks of more than 32 samples need at most 4 warps")
     bits, shift = order_shape(samples)
     nothing = networks.w1  # a pointer for what the kernel leaves out; it is never read
     with torch.cuda.device_of(networks.w1):  # Triton launches on the current device
@@ -216,14 +220,18 @@ def _padded(
 
 
 def _suiting(networks: int, h: int, d: int, c: int) -> tuple[int, int]:
-    """Return the chunk and the warps that measured best, or at which the tiles just fit.
+    """Return the chunk and the warps that measured best on an H200 (benchmarks/gpu_shapes.py).
 
     Few networks leave the chip idle: then more threads for each shorten its steps.
     """
     weights = h * max(d, c)
     if weights <= 256:
         return (64, 4) if networks <= 264 else (32, 2) if networks <= 1056 else (32, 1)
-    return (32, 2) if weights <= 512 else (32, 4) if weights <= 1024 else (16, 8)
+    if weights <= 512:
+        return (32, 4) if c > 1 else (32, 1)
+    if weights <= 2048:
+        return (32, 2) if h <= 32 and c == 1 else (32, 4)
+    return (16, 4) if weights <= 4096 else (16, 8)
 
 
 def _power_of_two(size: int) -> int:
