@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fissile.lab.case_study import PAPER, CaseStudy, Outcome, run_trial
+from fissile.bank import Progress
+from fissile.lab.case_study import PAPER, CaseStudy, Outcome, run
 from fissile.lab.plots import weights_and_gram
 
 __all__ = ["main"]
@@ -25,16 +26,23 @@ Trials = list[list[Outcome]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; the exit code is 0 unless nothing could be shown."""
+    """Run the demo; the exit code is 0 unless it was interrupted."""
     options = _options(arguments)
     console = Console()
-    study = CaseStudy(warm_up=options.epochs, fine_tune=options.epochs)
-    trials = _run(study, options.trials, console)
-    if not trials:
-        console.print("Stopped before the first trial was finished; nothing to show.")
-        return 1
+    study = CaseStudy(warm_up=options.epochs, fine_tune=options.epochs, trials=options.trials)
+    console.print(
+        f"{study.trials} networks warm up for {study.warm_up} epochs, then go on in "
+        f"{len(study.arms())} arms for {study.fine_tune} more."
+    )
+    begin = time.perf_counter()
+    try:
+        trials = run(study, Progress())
+    except KeyboardInterrupt:
+        console.print("Stopped; for a quicker look: python -m fissile.demo --epochs 25")
+        return 130
     console.print(_table(trials, study))
     console.print(_verdict(trials))
+    console.print(f"{_steps(study):,} training steps in {time.perf_counter() - begin:.0f} s.")
     best = max(trials, key=lambda trial: sum(outcome.accuracy for outcome in trial))
     models = {f"{o.arm} ({o.accuracy:.1%})": o.model for o in best}
     path = weights_and_gram(models, study.formula.groups, options.out / "codes.png")
@@ -48,9 +56,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         description="Run the case study of the paper on generated data.",
         epilog="example: python -m fissile.demo --trials 3 --epochs 100",
     )
-    parser.add_argument("--trials", type=int, default=5, help="independent trials (default 5)")
+    parser.add_argument("--trials", type=int, default=10, help="independent trials (default 10)")
     parser.add_argument(
-        "--epochs", type=int, default=25, help="epochs before and after the split (default 25)"
+        "--epochs", type=int, default=1000, help="epochs before and after the split (default 1000)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("fissile-demo"), help="folder for the picture"
@@ -61,20 +69,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _run(study: CaseStudy, trials: int, console: Console) -> Trials:
-    """Run the trials under a progress bar; Ctrl-C keeps those that are finished."""
+def _steps(study: CaseStudy) -> int:
     epochs = study.warm_up + len(study.arms()) * study.fine_tune
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    done: Trials = []
-    with Progress(*columns, TextColumn("epochs"), TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("training", total=trials * epochs)
-        try:
-            for trial in range(trials):
-                bar.update(task, description=f"trial {trial + 1} of {trials}")
-                done.append(run_trial(study, trial, lambda: bar.advance(task)))
-        except KeyboardInterrupt:
-            console.print(f"Stopped; showing the {len(done)} finished trials.")
-    return done
+    return study.trials * epochs * -(-study.train // 64)
 
 
 def _arm(trials: Trials, arm: str, measure: str) -> list[float]:

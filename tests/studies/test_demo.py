@@ -1,13 +1,15 @@
 """The demo as a newcomer runs it, at a small scale."""
 
-import os
 import re
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from fissile import demo
-from fissile.lab.case_study import PAPER, CaseStudy, Outcome, run_trial
+from fissile.lab.case_study import PAPER, CaseStudy, Outcome, run
 
 
 def test_the_demo_prints_a_table_a_verdict_and_draws(tmp_path, capsys):
@@ -37,26 +39,27 @@ def test_the_verdict_is_plain(accuracies, verdict):
     assert re.match(verdict, demo._verdict([trial]))
 
 
-def test_a_trial_is_paired_repeatable_and_keeps_the_budget():
-    study = CaseStudy(train=500, test=200, warm_up=2, fine_tune=2)
-    one, other = run_trial(study, 3), run_trial(study, 3)
-    assert [o.accuracy for o in one] == [o.accuracy for o in other]
-    assert {o.nonzeros for o in one} == {264}
-    assert [o.arm for o in one] == ["dense", "random", "clause"]
+def test_trials_are_repeatable_and_keep_the_budget():
+    study = CaseStudy(train=500, test=200, warm_up=2, fine_tune=2, trials=2)
+    one, other = run(study), run(study)
+    assert [[o.accuracy for o in trial] for trial in one] == [
+        [o.accuracy for o in trial] for trial in other
+    ]
+    assert {o.nonzeros for trial in one for o in trial} == {264}
+    assert [o.arm for o in one[1]] == ["dense", "random", "clause"]
+    assert {o.trial for o in one[1]} == {1}
 
 
-@pytest.mark.parametrize(("finished", "code"), [(0, 1), (2, 0)])
-def test_ctrl_c_shows_what_is_finished(tmp_path, monkeypatch, capsys, finished, code):
-    def impatient(study, trial, on_epoch):
-        if trial == finished:
-            os.kill(os.getpid(), signal.SIGINT)
-        return run_trial(study, trial, on_epoch)
-
-    monkeypatch.setattr(demo, "run_trial", impatient)
-    out = ["--out", str(tmp_path)]
-    assert demo.main(["--trials", "5", "--epochs", "1", *out]) == code
-    assert f"showing the {finished} finished trials" in capsys.readouterr().out
-    assert (tmp_path / "codes.png").exists() == bool(finished)
+def test_ctrl_c_ends_the_demo_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "fissile.demo", "--epochs", "1000000", "--out", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+        assert running.stdout.readline()  # it says what it is about to do
+        time.sleep(3)
+        running.send_signal(signal.SIGINT)
+        out, _ = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert b"Stopped" in out
+    assert b"Traceback" not in out
 
 
 def test_bad_options_are_refused(capsys):
