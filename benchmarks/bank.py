@@ -190,20 +190,21 @@ def steps_for(networks, device):
     return max(8, min(157, 40_000 // networks))
 
 
-def memory_per_network():
-    """Peak memory of a bank of 20,000 in a process of its own, less that of a bank of one."""
+def memory_per_network(networks=20_000):
+    """Resident memory that a trained bank adds to a process of its own, per network."""
     code = (
-        "import sys, resource; sys.path[:0] = {path!r};"
-        "from bank import *; n = {n}; data = make_data((32, 8, 1), 4);"
-        "b = Bank([Spec((32, 8, 1), data, seed=s) for s in range(n)]); b.train(until=1);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+        f"import sys; sys.path[:0] = {[os.path.dirname(os.path.abspath(__file__)), *sys.path]!r};"
+        "from bank import *; data = make_data((32, 8, 1), 4);"
+        "make = lambda n: Bank([Spec((32, 8, 1), data, seed=s) for s in range(n)]);"
+        "make(1).train(until=1); before = resident();"
+        f"subject = make({networks}); subject.train(until=1); print(resident() - before)"
     )
-    here = [os.path.dirname(os.path.abspath(__file__)), *sys.path]
-    peaks = [
-        int(subprocess.check_output([sys.executable, "-c", code.format(path=here, n=n)]))
-        for n in (1, 20_000)
-    ]
-    return (peaks[1] - peaks[0]) / 19_999
+    return int(subprocess.check_output([sys.executable, "-c", code])) / networks
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def machine(device):
@@ -250,8 +251,8 @@ def main():
                 row[name] = once[key]
                 continue
             arguments = [task["sizes"], networks, data, options.device, synchronize]
-            if name in ("bank", "jax") and options.device == "cuda":
-                arguments.append(25)  # a call trains 25 epochs, as the paper's recipe does
+            if name in ("bank", "jax"):  # a call trains many epochs, as the paper's recipe does
+                arguments.append(25 if options.device == "cuda" else 10)
             row[name] = once[key] = 1e6 * CONTENDERS[name](*arguments)
         print(
             f"{task['name']:<18}{networks:>9,}" + "".join(f"{row[name]:>12.4g}" for name in names),

@@ -4,6 +4,7 @@ import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,10 +12,18 @@ import torch
 from torch import nn
 
 from fissile import MLP, FissileError, expand
-from fissile.bank.cpu import Architecture, Samples, Wiring, kernel, train_network
+from fissile.bank.cpu import Architecture, Dials, Samples, Wiring, train_networks
+from fissile.bank.cpu.order import fill_keys, fill_order
 from fissile.layers import PartitionedLinear, SparseLinear, spread, weight_of
-from fissile.order import order, order_keys, order_shape
+from fissile.order import ROUNDS, order, order_keys, order_shape
 from fissile.train import Recipe, accuracy, fit
+
+
+class Alone(NamedTuple):
+    epochs: int
+    step: int
+    accuracy: np.ndarray
+    loss: np.ndarray
 
 
 @dataclass
@@ -23,9 +32,7 @@ class Flat:
 
     layers: Architecture
     wiring: Wiring
-    theta: np.ndarray
-    m: np.ndarray
-    v: np.ndarray
+    state: list
     step: int
 
     @classmethod
@@ -43,18 +50,17 @@ class Flat:
         hidden = linear if embedding is None else linear[1:]
         sizes = [linear[0].in_features, *[k.out_features for k in hidden]]
         layers = Architecture.mlp(sizes, embedding)
-        return cls(layers, wiring, theta[0], moments[0][0], moments[1][0], step)
+        return cls(layers, wiring, [theta, *moments], step)
 
     def train(self, train, test, keys, recipe):
-        done = train_network(
-            self.layers, self.wiring.ptr[0], self.wiring.col[0], self.theta, self.m, self.v,
-            self.step, train, test, keys, recipe,
+        seed, epochs = keys
+        steps = np.array([self.step])
+        done = train_networks(
+            self.layers, self.wiring, self.state, steps, np.arange(1), np.array([seed]), epochs,
+            train, test, dials_of([recipe]), recipe.batch,
         )  # fmt: skip
-        self.step = done.step
-        return done
-
-    def state(self):
-        return np.stack([self.theta, self.m, self.v])
+        self.step = int(steps[0])
+        return Alone(int(done.epochs[0]), self.step, *(c[0, : done.epochs[0]] for c in done[1:]))
 
 
 def _pattern(layer):
@@ -83,7 +89,12 @@ def data(inputs, outputs, samples, dtype, seed=0):
 
 
 def keys_of(seed, epochs):
-    return np.stack([order_keys(seed, epoch).numpy() for epoch in epochs])
+    """What decides the order of samples: a seed and the numbers of the epochs."""
+    return seed, range(epochs[0], epochs[-1] + 1)
+
+
+def dials_of(recipes):
+    return Dials(*(np.array([getattr(r, name) for r in recipes]) for name in Dials._fields))
 
 
 CASES = {
@@ -126,7 +137,7 @@ def test_it_trains_as_the_plain_loop_does(name, dtype):
     )  # fmt: skip
     expected = Flat.of(model, adam)
     close = {"rtol": 0, "atol": 1e-9 if dtype == torch.float64 else 1e-4}
-    np.testing.assert_allclose(flat.state(), expected.state(), **close)
+    np.testing.assert_allclose(np.stack(flat.state), np.stack(expected.state), **close)
     assert done.epochs == 2
     assert flat.step == expected.step
     assert done.accuracy.tolist() == curve
@@ -147,10 +158,12 @@ def test_the_loss_is_the_mean_over_the_samples():
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 64, 65, 1000])
 def test_samples_come_in_the_order_of_the_epoch(samples):
-    keys = keys_of(2**40 + 3, [7])[0].astype(np.uint32)
+    keys = np.empty((3, ROUNDS, 2), np.uint32)
+    fill_keys(keys, 2**40 + 3, 5)
+    assert keys.tolist() == order_keys(2**40 + 3, torch.arange(5, 8)).tolist()
     bits, shift = order_shape(samples)
     places, outside = np.empty((2, samples), np.uint32)
-    kernel._fill_order(places, outside, keys, ((1 << bits) - 1, shift))
+    fill_order(places, outside, keys[2], ((1 << bits) - 1, shift))
     assert places.tolist() == order(2**40 + 3, 7, samples).tolist()
 
 
@@ -168,10 +181,10 @@ def test_a_network_that_explodes_is_left_at_its_last_finite_epoch(case):
     assert 0 < done.epochs < 60
     assert done.step == -(-case[1] // 64) * done.epochs
     assert len(done.accuracy) == len(done.loss) == done.epochs
-    assert np.isfinite(flat.theta).all()
+    assert np.isfinite(flat.state[0]).all()
     shorter, again = explode(*case, done.epochs)
     assert again.epochs == done.epochs
-    assert flat.state().tobytes() == shorter.state().tobytes()
+    assert np.stack(flat.state).tobytes() == np.stack(shorter.state).tobytes()
 
 
 @pytest.mark.parametrize("where", ["parameter", "sample"])
@@ -180,14 +193,14 @@ def test_no_epoch_is_finished_with_a_nan(where):
     flat = Flat.of(model, torch.optim.Adam(model.parameters()))
     x, y = data(8, 1, 130, torch.float32)
     if where == "parameter":
-        flat.theta[-1] = np.nan
+        flat.state[0][0, -1] = np.nan
     else:
         x[129, 3] = np.inf
-    before = flat.state()
+    before = np.stack(flat.state)
     samples = Samples.of(x, y)
     done = flat.train(samples, samples, keys_of(0, range(2)), Recipe())
     assert (done.epochs, done.step) == (0, 0)
-    np.testing.assert_array_equal(flat.state(), before)
+    np.testing.assert_array_equal(np.stack(flat.state), before)
 
 
 def stack(networks, sizes=(20, 6, 9, 3), seed=0):
@@ -225,7 +238,7 @@ def test_weights_that_do_not_exist_are_not_packed():
     assert wiring.ptr.tolist() == [[0, 2, 3, 5]]
 
 
-def train_stack(mapper):
+def train_stack(mapper, parts=12):
     masks, weights, biases = stack(12)
     wiring = Wiring.of(masks)
     theta = wiring.pack(weights, biases)
@@ -233,19 +246,22 @@ def train_stack(mapper):
     layers = Architecture.mlp(wiring.sizes)
     samples = Samples.of(*data(20, 3, 300, torch.float32))
 
-    def train(n):
-        return train_network(
-            layers, wiring.ptr[n], wiring.col[n], theta[n], m[n], v[n], 0,
-            samples, samples, keys_of(n, range(3)), Recipe(lr=1e-2),
+    steps, dials = np.zeros(12, np.int64), dials_of([Recipe(lr=1e-2)] * 12)
+
+    def train(rows):
+        return train_networks(
+            layers, wiring, [theta, m, v], steps, rows, np.arange(12), range(3),
+            samples, samples, dials, 64,
         )  # fmt: skip
 
-    curves = [np.stack([done.accuracy, done.loss]) for done in mapper(train, range(12))]
-    return theta, m, v, np.stack(curves)
+    blocks = np.array_split(np.arange(12), parts)
+    curves = [np.stack([done.accuracy, done.loss], 1) for done in mapper(train, blocks)]
+    return theta, m, v, steps, np.concatenate(curves)
 
 
 def test_networks_train_the_same_alone_again_and_in_threads():
-    alone, again = train_stack(map), train_stack(map)
-    backwards = train_stack(lambda train, numbers: [train(n) for n in numbers[::-1]][::-1])
+    alone, again = train_stack(map), train_stack(map, parts=3)
+    backwards = train_stack(lambda train, blocks: [train(rows) for rows in blocks[::-1]][::-1])
     with ThreadPoolExecutor(2) as pool:
         together = train_stack(pool.map)
     for one, *others in zip(alone, again, backwards, together, strict=True):
@@ -262,7 +278,7 @@ def test_samples_may_be_a_read_only_memory_map(tmp_path):
         flat = Flat.of(copy.deepcopy(model), torch.optim.Adam(model.parameters()))
         samples = Samples.of(given, y)
         flat.train(samples, samples, keys_of(0, range(2)), Recipe())
-        states.append(flat.state().tobytes())
+        states.append(np.stack(flat.state).tobytes())
     assert np.shares_memory(Samples.of(mapped, y).x, mapped)
     assert states[0] == states[1] == states[2]
 
@@ -282,9 +298,10 @@ def test_what_does_not_fit_together_is_refused():
     for message, (samples, recipe) in refused.items():
         with pytest.raises(FissileError, match=message):
             flat.train(samples, good, keys, recipe)
-    flat.theta = np.repeat(flat.theta, 2)[::2]
+    theta = flat.state[0]
+    flat.state[0] = np.repeat(theta, 2, 1)[:, ::2]
     with pytest.raises(FissileError, match="contiguous"):
         flat.train(good, good, keys, Recipe())
-    flat.theta = flat.theta[1:]
+    flat.state[0] = theta[:, 1:]
     with pytest.raises(FissileError, match="do not belong"):
         flat.train(good, good, keys, Recipe())

@@ -1,4 +1,4 @@
-"""The engine for processors: a pool of threads, each training one network at a time in one call."""
+"""The engine for processors: a pool of threads, each training a block of networks in one call."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from fissile.bank.record import Record
 from fissile.bank.spec import Data, Dense, Expand
 from fissile.bank.stack import Stack
 from fissile.bank.wide import WideLayer, first_index, linear_layers, read, relus, write
-from fissile.order import order_keys
-from fissile.train import Recipe
 
 if TYPE_CHECKING:
     from fissile.bank.cpu import Samples
@@ -56,7 +54,7 @@ def run(stacks: Sequence[Stack], until: int, record: Record, parts: list[Stack])
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         futures = [
-            pool.submit(job.train, row, stop, news) for job in jobs for row in range(len(job.stack))
+            pool.submit(job.train, rows, stop, news) for job in jobs for rows in job.blocks()
         ]
         _follow(futures, news, record)
     finally:
@@ -76,13 +74,12 @@ def _follow(futures: Sequence[Future[None]], news: _News, record: Record) -> Non
             future.result()
 
 
-class _News(queue.SimpleQueue[tuple[int, Any, Any, int]]):
+class _News(queue.SimpleQueue[tuple[list[int], Any, Any, int]]):
     """What the threads have finished; only the main thread passes it on."""
 
     def deliver(self, record: Record) -> None:
         while not self.empty():
-            member, accuracy, loss, steps = self.get()
-            record([member], [accuracy], [loss], steps)
+            record(*self.get())
 
 
 @dataclass
@@ -94,7 +91,7 @@ class _Job:
     _samples: dict[int, tuple[Samples, Samples]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from fissile.bank.cpu import Architecture, Wiring
+        from fissile.bank.cpu import Architecture, Dials, Wiring
 
         module = self.stack.module
         layers, linears = read(self.stack), linear_layers(module)
@@ -113,43 +110,52 @@ class _Job:
             for which in range(3)  # the values and Adam's two moments
         ]
         adam = self.stack.adam.state[next(module.parameters())]
-        self.steps = adam["step"].long().tolist()
-        self.epochs = [self.stack.epoch] * len(self.stack)
+        self.steps = adam["step"].long().numpy()
+        self.seeds = self.stack.seeds.numpy()
+        self.dials = Dials(*(getattr(self.stack.dials, n).double().numpy() for n in Dials._fields))
+        self.epochs = np.full(len(self.stack), self.stack.epoch)
         self.seconds = _SLICE
 
-    def train(self, row: int, stop: threading.Event, news: _News) -> None:
-        """Train one network to the end, a slice of time at a time."""
+    def blocks(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Cut the networks into blocks that one thread trains: of one data set, several each."""
+        which, most = self.stack.which.numpy(), max(1, min(64, len(self.stack) // 8))
+        for data in range(len(self.stack.data)):
+            rows = np.flatnonzero(which == data)
+            for begin in range(0, len(rows), most):
+                yield rows[begin : begin + most]
+
+    def train(self, rows: npt.NDArray[np.int64], stop: threading.Event, news: _News) -> None:
+        """Train some networks to the end, a slice of time at a time."""
         stack = self.stack
-        member, sets = int(stack.members[row]), self.samples(stack.data[int(stack.which[row])])
-        per_epoch = -(-len(sets[0].x) // stack.batch)
-        while self.epochs[row] < self.until and not stop.is_set():
-            epochs = max(1, min(int(_SLICE / self.seconds), self.until - self.epochs[row]))
+        sets = self.samples(stack.data[int(stack.which[int(rows[0])])])
+        steps = -(-len(sets[0].x) // stack.batch)
+        while self.epochs[rows[0]] < self.until and not stop.is_set():
+            start = int(self.epochs[rows[0]])
+            afford = int(_SLICE / (self.seconds * len(rows)))
+            epochs = range(start, start + max(1, min(afford, self.until - start)))
             begin = time.perf_counter()
-            curves = self._slice(row, epochs, sets)
-            self.epochs[row] += epochs
-            news.put((member, *curves, per_epoch * epochs))
+            curves = self._slice(rows, epochs, sets)
+            self.epochs[rows] = epochs.stop
+            news.put((stack.members[rows].tolist(), *curves, steps * len(epochs) * len(rows)))
             # What an epoch takes one network, it takes the others of the stack.
-            self.seconds = (time.perf_counter() - begin) / epochs
+            self.seconds = (time.perf_counter() - begin) / len(epochs) / len(rows)
 
     def _slice(
-        self, row: int, epochs: int, sets: tuple[Samples, Samples]
-    ) -> tuple[list[float], list[float]]:
+        self, rows: npt.NDArray[np.int64], epochs: range, sets: tuple[Samples, Samples]
+    ) -> tuple[list[list[float]], list[list[float]]]:
         """Train some epochs; what a network that diverges does not finish is NaN."""
-        from fissile.bank.cpu import train_network
+        from fissile.bank.cpu import train_networks
 
-        stack, done = self.stack, 0
-        accuracy, loss = (np.full(epochs, np.nan) for _ in range(2))
-        if stack.alive[row]:
-            start, seed = self.epochs[row], int(stack.seeds[row])
-            keys = order_keys(seed, torch.arange(start, start + epochs)).numpy()
-            theta, mean, square = (state[row] for state in self.state)
-            trained = train_network(
-                self.architecture, self.wiring.ptr[row], self.wiring.col[row],
-                theta, mean, square, self.steps[row], sets[0], sets[1], keys, _recipe(stack, row),
+        alive = self.stack.alive.numpy()
+        going = rows[alive[rows]]
+        accuracy, loss = np.full((2, len(rows), len(epochs)), np.nan)
+        if len(going):
+            trained = train_networks(
+                self.architecture, self.wiring, self.state, self.steps, going, self.seeds,
+                epochs, *sets, self.dials, self.stack.batch,
             )  # fmt: skip
-            done, self.steps[row] = trained.epochs, trained.step
-            accuracy[:done], loss[:done] = trained.accuracy, trained.loss
-            stack.alive[row] = done == epochs
+            accuracy[alive[rows]], loss[alive[rows]] = trained.accuracy, trained.loss
+            alive[going] = trained.epochs == len(epochs)
         return accuracy.tolist(), loss.tolist()
 
     def samples(self, data: Data) -> tuple[Samples, Samples]:
@@ -177,10 +183,9 @@ class _Job:
         ]
         write(self.stack, layers)
         for state in self.stack.adam.state.values():
-            state["step"].copy_(torch.tensor(self.steps))
-        reached = torch.tensor(self.epochs)
-        for epoch in sorted(set(self.epochs)):
-            rows = (reached == epoch).nonzero().flatten()
+            state["step"].copy_(torch.from_numpy(self.steps))
+        for epoch in np.unique(self.epochs).tolist():
+            rows = torch.from_numpy(np.flatnonzero(self.epochs == epoch))
             part = self.stack if len(rows) == len(self.stack) else self.stack.select(rows)
             part.epoch = epoch
             yield part
@@ -190,17 +195,6 @@ def _mask(layer: WideLayer) -> npt.NDArray[np.bool_]:
     weight = layer.weight[0]
     mask = torch.ones_like(weight, dtype=torch.bool) if layer.mask is None else layer.mask
     return mask.numpy()
-
-
-def _recipe(stack: Stack, row: int) -> Recipe:
-    dials = stack.dials
-    return Recipe(
-        lr=float(dials.lr[row]),
-        batch=stack.batch,
-        l1=float(dials.l1[row]),
-        l2=float(dials.l2[row]),
-        orthogonal=float(dials.orthogonal[row]),
-    )
 
 
 def _as(x: Tensor | npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The bank on a processor: one compiled call trains one small MLP for many epochs.
+"""The bank on a processor: one compiled call trains small MLPs for many epochs.
 
 A call holds no lock, so a pool of threads trains thousands of networks side by side, and none
 depends on the others. It agrees with :func:`fissile.train.fit`: the same order of samples, loss,
@@ -10,7 +10,7 @@ penalties and Adam.
   in registers. Batches of any size go through in tiles of ``LANES`` samples.
 """
 
-from fissile.bank.cpu.kernel import Trained, train_network
+from fissile.bank.cpu.kernel import Dials, Trained, train_networks
 from fissile.bank.cpu.layout import Architecture, Samples, Wiring
 
-__all__ = ["Architecture", "Samples", "Trained", "Wiring", "train_network"]
+__all__ = ["Architecture", "Dials", "Samples", "Trained", "Wiring", "train_networks"]

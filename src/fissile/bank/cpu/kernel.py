@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from fissile.bank.cpu.instructions import (
     CACHE_LINE,
-    GROUP,
     LANES,
     add_dots,
     compiled,
@@ -17,100 +17,105 @@ from fissile.bank.cpu.instructions import (
     push,
     turn,
 )
-from fissile.bank.cpu.layout import Architecture, Array, Samples
+from fissile.bank.cpu.layout import Architecture, Array, Samples, Wiring
 from fissile.bank.cpu.loss import loss_and_gradient
+from fissile.bank.cpu.order import fill_keys, fill_order
+from fissile.bank.cpu.scratch import BLOCK, Scratch, blocks, make_scratch
 from fissile.errors import FissileError, whole
 from fissile.order import ROUNDS, order_shape
-from fissile.train import Recipe
 
-__all__ = ["Trained", "train_network"]
+__all__ = ["Dials", "Trained", "train_networks"]
 
-#: Inputs per block: a tile of them stays in the first-level cache while all neurons read it.
-_BLOCK = 64
+
+class Dials(NamedTuple):
+    """The recipe's values for every network of a stack, in double precision."""
+
+    lr: Array
+    l1: Array
+    l2: Array
+    orthogonal: Array
 
 
 class Trained(NamedTuple):
-    """What became of a network: epochs finished, Adam's step count, and a curve of each kind."""
+    """What became of some networks: the epochs each finished, and a curve of each kind."""
 
-    epochs: int
-    step: int
-    accuracy: Array
+    epochs: Array  # [rows]
+    accuracy: Array  # [rows, epochs], NaN where an epoch was not finished
     loss: Array
 
 
-def train_network(
+def train_networks(
     architecture: Architecture,
-    ptr: Array,
-    col: Array,
-    theta: Array,
-    m: Array,
-    v: Array,
-    step: int,
+    wiring: Wiring,
+    state: Sequence[Array],
+    steps: Array,
+    rows: Array,
+    seeds: Array,
+    epochs: range,
     train: Samples,
     test: Samples,
-    keys: Array,
-    recipe: Recipe,
+    dials: Dials,
+    batch: int,
 ) -> Trained:
-    """Train one network in place, and measure it on the test samples after every epoch.
+    """Train some networks of a stack in place, one after the other, in one compiled call.
 
-    >>> keys = np.stack([order_keys(seed, epoch).numpy() for epoch in range(25)])
-    >>> done = train_network(layers, wiring.ptr[n], wiring.col[n], theta[n], m[n], v[n], 0,
-    ...                      train, test, keys, Recipe())
+    >>> wiring = Wiring.of(masks)
+    >>> state = [wiring.pack(weights, biases), *np.zeros((2, networks, wiring.width))]
+    >>> done = train_networks(Architecture.mlp([32, 8, 1]), wiring, state, steps, np.arange(64),
+    ...                       seeds, range(25), train, test, dials, batch=64)
 
     Args:
         architecture: the layers.
-        ptr: where each neuron's weights begin, from :class:`Wiring`.
-        col: which input each weight reads.
-        theta: biases and weights; these and Adam's moments are changed in place.
-        m: Adam's first moments.
-        v: Adam's second moments.
-        step: steps that Adam has taken so far.
-        train: the samples to learn, in the dtype of theta.
-        test: the samples to measure accuracy on.
-        keys: [epochs, rounds, 2], from :func:`fissile.order.order_keys`.
-        recipe: learning rate, batch and penalties.
+        wiring: which weights exist.
+        state: biases and weights of all networks, then Adam's first and second moments.
+        steps: the steps Adam has taken so far, for each network; changed in place like the state.
+        rows: which networks to train.
+        seeds: of the order of samples, for each network.
+        epochs: the numbers of the epochs to train.
+        train: the samples to learn, in the dtype of the state.
+        test: the samples to measure accuracy on after every epoch.
+        dials: learning rates and penalties.
+        batch: samples of a step.
 
-    Returns:
-        The epochs finished: fewer than asked for if the loss or a parameter ceased to be finite,
-        and then parameters, moments and step are those of the last finished epoch.
+    A network whose loss or parameters cease to be finite is left as it was after its last finished
+    epoch.
     """
-    _check(architecture, ptr, col, (theta, m, v), (train, test), recipe)
-    col = np.ascontiguousarray(col, np.int32)
+    _check(architecture, wiring, state, (train, test), batch)
     bits, shift = order_shape(len(train.x))
-    net = _Net(
+    layers = _Layers(
         np.array(architecture.sizes),
         np.array(architecture.relu),
         np.array(architecture.biased),
         architecture.first,
-        _cuts(architecture, ptr, col),
-        col,
-        *_outgoing(architecture, ptr, col),
     )
-    how = _How(recipe.lr, recipe.batch, recipe.l1, recipe.l2, recipe.orthogonal)
-    curves = np.zeros((2, len(keys)))
-    places = (1 << bits) - 1, shift
-    words = np.ascontiguousarray(keys, np.uint32).reshape(-1, ROUNDS, 2)
-    scratch = _scratch(architecture, theta, len(train.x), recipe)
-    done = _train(net, theta, m, v, step, train, test, words, places, how, scratch, curves)
-    return Trained(*done, curves[0, : done[0]], curves[1, : done[0]])
+    scratch = make_scratch(
+        architecture, wiring, state[0], len(train.x), bool(dials.orthogonal.any())
+    )
+    curves = np.full((len(rows), 2, len(epochs)), np.nan)
+    keys = np.empty((len(epochs), ROUNDS, 2), np.uint32)
+    finished = _train_rows(
+        layers, wiring.ptr, wiring.col, state[0], state[1], state[2], steps,
+        np.asarray(rows, np.int64), seeds, epochs.start, train, test, keys,
+        ((1 << bits) - 1, shift), dials, batch, scratch, curves,
+    )  # fmt: skip
+    return Trained(finished, curves[:, 0], curves[:, 1])
 
 
 def _check(
     architecture: Architecture,
-    ptr: Array,
-    col: Array,
-    states: tuple[Array, ...],
+    wiring: Wiring,
+    state: Sequence[Array],
     samples: tuple[Samples, ...],
-    recipe: Recipe,
+    batch: int,
 ) -> None:
     """Refuse what does not fit together: compiled code would read beyond an array's end."""
-    kinds = {str(array.dtype) for array in (*states, *[one.x for one in samples])}
+    kinds = {array.dtype for array in (*state, *[one.x for one in samples])}
     if len(kinds) > 1:
-        raise FissileError(f"parameters, moments and samples have several dtypes: {sorted(kinds)}")
-    rows = architecture.rows
-    if len(ptr) != rows + 1 or any(s.shape != (rows + len(col),) for s in states):
+        raise FissileError(f"parameters, moments and samples have several dtypes: {kinds}")
+    shape = (len(wiring.ptr), wiring.width)
+    if wiring.sizes != architecture.sizes or any(one.shape != shape for one in state):
         raise FissileError(f"the flat parameters do not belong to layers {architecture.sizes}")
-    if not all(state.flags.c_contiguous for state in states):
+    if not all(one.flags.c_contiguous for one in state):
         raise FissileError("parameters and moments must be contiguous: they change in place")
     for x, y in samples:
         if x.ndim != 2 or x.shape[1] != architecture.sizes[0] or y.shape != x.shape[:1]:
@@ -119,7 +124,14 @@ def _check(
             )
         if not len(x):
             raise FissileError("there are no samples to train on or to test with")
-    whole("the batch", recipe.batch, least=1)
+    whole("the batch", batch, least=1)
+
+
+class _Layers(NamedTuple):
+    sizes: Array
+    relu: Array
+    biased: Array
+    first: int
 
 
 class _Net(NamedTuple):
@@ -144,114 +156,41 @@ class _How(NamedTuple):
     orthogonal: float
 
 
-class _Scratch(NamedTuple):
-    tile: Array  # [inputs + rows, LANES]: the samples, then every neuron's activation
-    delta: Array  # [rows, LANES]: the loss's gradient for every neuron
-    grad: Array  # biases, then weights, then room for a group of dots
-    kept: Array  # theta, m and v of the last finished epoch
-    order: Array
-    outside: Array
-    rows: Array  # the samples in the tile
-    y: Array  # and their labels
-    bits: Array  # exponents, to be read as powers of two
-    work: Array  # [3 + outputs, LANES]: what the loss needs, in double precision
-    dense: Array  # W1 written out, its Gram matrix and a row, for orthogonality only
-    gram: Array
-    line: Array
-
-
-def _scratch(architecture: Architecture, theta: Array, samples: int, recipe: Recipe) -> _Scratch:
-    kind = theta.dtype
-    inputs, outputs = architecture.sizes[architecture.first : architecture.first + 2]
-    square = (outputs, inputs) if recipe.orthogonal else (0, 0)
-    return _Scratch(
-        _aligned((architecture.sizes[0] + architecture.rows, LANES), kind),
-        _aligned((architecture.rows, LANES), kind),
-        _aligned((1, len(theta) + GROUP), kind)[0],
-        np.empty((3, len(theta)), kind),
-        np.empty(samples, np.uint32),
-        np.empty(samples, np.uint32),
-        np.zeros(LANES, np.int64),
-        np.zeros(LANES, np.int64),
-        np.zeros(LANES, np.int64),
-        _aligned((3 + architecture.sizes[-1], LANES), np.dtype(np.float64)),
-        np.zeros(square, kind),
-        np.zeros((square[0], square[0]), kind),
-        np.zeros(square[1], kind),
-    )
-
-
-def _aligned(shape: tuple[int, int], kind: np.dtype[Any]) -> Array:
-    """Return an array on a boundary of cache lines, so that no vector straddles two."""
-    size = shape[0] * shape[1] * kind.itemsize
-    room = np.zeros(size + CACHE_LINE, np.uint8)
-    begin = -room.ctypes.data % CACHE_LINE
-    return room[begin : begin + size].view(kind).reshape(shape)
-
-
-def _cuts(architecture: Architecture, ptr: Array, col: Array) -> Array:
-    """Return where each neuron's weights pass from one block of inputs to the next."""
-    blocks = max(_blocks(inputs) for inputs in architecture.sizes[:-1])
-    cut = np.empty((blocks + 1, architecture.rows), np.int64)
-    _fill_cuts(cut, ptr, col)
-    return cut
-
-
-def _outgoing(architecture: Architecture, ptr: Array, col: Array) -> tuple[Array, Array, Array]:
-    """List the weights of all but the first layer by the neuron they come from."""
-    sizes, begin = architecture.sizes, architecture.sizes[1]
-    base = np.repeat(np.cumsum([0, *sizes[1:-2]]), sizes[2:]) if len(sizes) > 2 else ptr[:0]
-    counts = np.diff(ptr[begin:])
-    target = np.repeat(np.arange(begin, architecture.rows), counts)
-    source = np.repeat(base, counts) + col[ptr[begin] : ptr[-1]]
-    by_source = np.argsort(source, kind="stable")
-    outptr = np.searchsorted(source[by_source], np.arange(architecture.rows + 1))
-    slot = (by_source + ptr[begin]).astype(np.int32)
-    return outptr, slot, target[by_source].astype(np.int32)
-
-
-@compiled
-def _blocks(inputs: int) -> int:
-    return (inputs + _BLOCK - 1) // _BLOCK
-
-
 @compiled
 def _fill_cuts(cut: Array, ptr: Array, col: Array) -> None:
     for r in range(len(ptr) - 1):
         p = np.int64(ptr[r])
         cut[0, r] = p
         for block in range(1, len(cut)):
-            while p < ptr[r + 1] and col[p] < block * _BLOCK:
+            while p < ptr[r + 1] and col[p] < block * BLOCK:
                 p += 1
             cut[block, r] = p
 
 
 @compiled
-def _fill_order(order: Array, outside: Array, keys: Array, places: tuple[int, int]) -> None:
-    """Write the order of an epoch; positions that land beyond the samples are moved on together."""
-    samples = len(order)
-    for i in range(samples):
-        order[i] = _place(np.uint32(i), keys, places)
-    count = 0
-    for i in range(samples):
-        outside[count] = i
-        count += order[i] >= samples
-    while count:
-        waiting, count = count, 0
-        for k in range(waiting):
-            i = outside[k]
-            order[i] = _place(order[i], keys, places)
-            outside[count] = i
-            count += order[i] >= samples
-
-
-@compiled
-def _place(position: Any, keys: Array, places: tuple[int, int]) -> Any:
-    mask, shift = np.uint32(places[0]), np.uint32(places[1])
-    for k in range(ROUNDS):
-        position = np.uint32(np.uint32(position * keys[k, 0]) + keys[k, 1]) & mask
-        position = np.uint32(position ^ (position >> shift))
-    return position
+def _fill_outgoing(layers: _Layers, ptr: Array, col: Array, scratch: Scratch) -> None:
+    """List the weights of all but the first layer by the neuron they come from."""
+    outptr, slot, target = scratch.outptr, scratch.slot, scratch.target
+    outptr[:] = 0
+    for count in (True, False):  # first how many come from each neuron, then which
+        below, row = 0, layers.sizes[1]
+        for layer in range(1, len(layers.relu)):
+            for r in range(row, row + layers.sizes[layer + 1]):
+                for p in range(ptr[r], ptr[r + 1]):
+                    source = below + col[p]
+                    if count:
+                        outptr[source + 1] += 1
+                    else:
+                        slot[outptr[source]], target[outptr[source]] = p, r
+                        outptr[source] += 1
+            below, row = row, row + layers.sizes[layer + 1]
+        if count:
+            for r in range(len(outptr) - 1):
+                outptr[r + 1] += outptr[r]
+    # Filling in has moved each beginning to its end, which is where the next one begins.
+    for r in range(len(outptr) - 1, 0, -1):
+        outptr[r] = outptr[r - 1]
+    outptr[0] = 0
 
 
 @compiled
@@ -275,10 +214,10 @@ def _forward(net: _Net, b: Array, w: Array, x: Array, tile: Array, rows: Array) 
     for layer in range(len(net.relu)):
         size = net.sizes[layer]
         end = row + net.sizes[layer + 1]
-        last = _blocks(size) - 1
+        last = blocks(size) - 1
         for block in range(last + 1):
             if layer == 0:
-                _gather(tile, x, rows, block * _BLOCK, min(size, (block + 1) * _BLOCK))
+                _gather(tile, x, rows, block * BLOCK, min(size, (block + 1) * BLOCK))
             cut = (block > 0) + 2 * (block == last and net.relu[layer])
             for r in range(row, end):
                 lo, hi = net.cut[block, r], net.cut[block + 1, r]
@@ -296,7 +235,7 @@ def _backward(net: _Net, w: Array, tile: Array, delta: Array, grad_b: Array, gra
         size = net.sizes[layer]
         end, row = row, row - net.sizes[layer + 1]
         begin = row - size  # among neurons; the inputs come before them in the tile
-        for block in range(_blocks(size)):
+        for block in range(blocks(size)):
             for r in range(row, end):
                 lo, hi = net.cut[block, r], net.cut[block + 1, r]
                 add_dots(grad_w, tile, inputs + begin, net.col, lo, hi, delta, r)
@@ -382,13 +321,13 @@ def _fetch_ahead(order: Array, begin: int, x: Array) -> None:
     """Ask for samples that come next, so that they are in the cache when they do."""
     line = CACHE_LINE // x.itemsize
     for i in range(begin, min(begin + LANES, len(order))):
-        for feature in range(0, min(x.shape[1], _BLOCK), line):
+        for feature in range(0, min(x.shape[1], BLOCK), line):
             prefetch(x, np.int64(order[i]) * x.shape[1] + feature)
 
 
 @compiled
 def _step(
-    net: _Net, b: Array, w: Array, train: Samples, begin: int, size: int, scratch: _Scratch
+    net: _Net, b: Array, w: Array, train: Samples, begin: int, size: int, scratch: Scratch
 ) -> float:
     """Write the gradient of one batch, without penalties, and return its summed loss."""
     tile, delta, rows = scratch.tile, scratch.delta, scratch.rows
@@ -443,7 +382,7 @@ def _train(
     keys: Array,
     places: tuple[int, int],
     how: _How,
-    scratch: _Scratch,
+    scratch: Scratch,
     curves: Array,
 ) -> tuple[int, int]:
     """Train for as many epochs as there are keys; stop at the last one that is finite."""
@@ -452,7 +391,7 @@ def _train(
     dense, gram, line = scratch.dense, scratch.gram, scratch.line
     for epoch in range(len(keys)):
         kept[0], kept[1], kept[2] = theta, m, v
-        _fill_order(scratch.order, scratch.outside, keys[epoch], places)
+        fill_order(scratch.order, scratch.outside, keys[epoch], places)
         total = 0.0
         for begin in range(0, samples, how.batch):
             size = min(how.batch, samples - begin)
@@ -471,3 +410,41 @@ def _train(
         curves[0, epoch] = _accuracy(net, b, w, test, scratch.tile, scratch.rows)
         curves[1, epoch] = total / samples
     return len(keys), done
+
+
+@compiled
+def _train_rows(
+    layers: _Layers,
+    ptr: Array,
+    col: Array,
+    theta: Array,
+    m: Array,
+    v: Array,
+    steps: Array,
+    rows: Array,
+    seeds: Array,
+    start: int,
+    train: Samples,
+    test: Samples,
+    keys: Array,
+    places: tuple[int, int],
+    dials: Dials,
+    batch: int,
+    scratch: Scratch,
+    curves: Array,
+) -> Array:
+    """Train networks one after the other; return how many epochs each has finished."""
+    finished = np.empty(len(rows), np.int64)
+    for i, n in enumerate(rows):
+        _fill_cuts(scratch.cut, ptr[n], col[n])
+        _fill_outgoing(layers, ptr[n], col[n], scratch)
+        fill_keys(keys, seeds[n], start)
+        net = _Net(
+            layers.sizes, layers.relu, layers.biased, layers.first,
+            scratch.cut, col[n], scratch.outptr, scratch.slot, scratch.target,
+        )  # fmt: skip
+        how = _How(dials.lr[n], batch, dials.l1[n], dials.l2[n], dials.orthogonal[n])
+        finished[i], steps[n] = _train(
+            net, theta[n], m[n], v[n], steps[n], train, test, keys, places, how, scratch, curves[i]
+        )
+    return finished

@@ -104,6 +104,11 @@ class Wiring:
         """Count the neurons of one network."""
         return sum(self.sizes[1:])
 
+    @property
+    def width(self) -> int:
+        """Count the entries of one network's flat row."""
+        return self.rows + int(self.col.shape[1])
+
     def pack(
         self, weights: Sequence[npt.ArrayLike], biases: Sequence[npt.ArrayLike | None]
     ) -> Array:
