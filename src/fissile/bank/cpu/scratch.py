@@ -17,10 +17,13 @@ BLOCK = 64
 
 @compiled
 def blocks(inputs: int) -> int:
+    """Count the blocks that so many inputs are cut into."""
     return (inputs + BLOCK - 1) // BLOCK
 
 
 class Scratch(NamedTuple):
+    """What the kernel needs besides the network: tiles, gradients, the order of samples."""
+
     tile: Array  # [inputs + rows, LANES]: the samples, then every neuron's activation
     delta: Array  # [rows, LANES]: the loss's gradient for every neuron
     grad: Array  # biases, then weights, then room for a group of dots
@@ -44,6 +47,7 @@ class Scratch(NamedTuple):
 def make_scratch(
     architecture: Architecture, wiring: Wiring, state: Array, samples: int, orthogonal: bool
 ) -> Scratch:
+    """Return working memory for networks of an architecture."""
     kind, width, rows = state.dtype, wiring.width, architecture.rows
     inputs, outputs = architecture.sizes[architecture.first : architecture.first + 2]
     square = (outputs, inputs) if orthogonal else (0, 0)
