@@ -1,7 +1,12 @@
 """The bank against a plain PyTorch loop, and a network against its company."""
 
+import contextlib
 import copy
 import logging
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +15,19 @@ from torch import nn
 
 import fissile
 from fissile import FissileError, Gram, Groups, Overlapping, Rewire, Structured
-from fissile.bank import Bank, Data, Dense, DropConnect, Dynamic, Expand, Progress, Spec, engines
+from fissile.bank import (
+    Bank,
+    Data,
+    Dense,
+    DropConnect,
+    Dynamic,
+    Expand,
+    Progress,
+    Spec,
+    engines,
+    plain,
+    processor,
+)
 from fissile.data import dnf_task
 from fissile.train import Recipe, accuracy, fit
 
@@ -175,16 +192,38 @@ def test_a_diverging_network_is_frozen_and_harms_no_other(engine, caplog):
     assert healthy.diverged == []
 
 
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_what_diverges_late_stays_frozen_at_its_last_finite_epoch(engine):
+    data = blobs(0, 1)
+    specs = [Spec([8, 6, 1], data, seed=0), Spec([8, 6, 1], data, seed=1, recipe=Recipe(lr=3e18))]
+    bank = Bank(specs, engine=engine)
+    epoch = 0
+    while not bank.diverged:
+        before = copy.deepcopy(bank.take(1)[0].state_dict())
+        epoch += 1
+        bank.train(until=epoch)
+    assert 1 < epoch < 200, "it was to have some finite epochs"
+    bank.train(until=epoch + 3)
+    assert bank.diverged == [1]
+    for key, value in bank.take(1)[0].state_dict().items():
+        assert torch.equal(value, before[key])
+    curve = bank.accuracy[1]
+    assert torch.isnan(curve[epoch - 1 :]).all()
+    assert not torch.isnan(curve[: epoch - 1]).any()
+    assert bank.last[1] == curve[epoch - 2]
+    assert not torch.isnan(bank.accuracy[0]).any()
+
+
 def test_out_of_memory_halves_the_stack_and_says_so(monkeypatch, caplog):
     specs = [Spec([8, 6, 1], blobs(0, 1), seed=s) for s in range(10)]
     expected = Bank(specs, engine="plain")
     expected.train(until=2)
     real = engines.plain.run
 
-    def scarce(stack, *rest):
+    def scarce(stack, *rest, **options):
         if len(stack) > 3:
             raise torch.OutOfMemoryError("not enough memory: you tried to allocate too much")
-        real(stack, *rest)
+        real(stack, *rest, **options)
 
     monkeypatch.setattr(engines.plain, "run", scarce)
     bank = Bank(specs, engine="plain")
@@ -194,7 +233,7 @@ def test_out_of_memory_halves_the_stack_and_says_so(monkeypatch, caplog):
     for i in range(10):
         assert_same(bank.take(i)[0], expected.take(i)[0], 1e-6)
 
-    def none(*_):
+    def none(*_, **__):
         raise MemoryError
 
     monkeypatch.setattr(engines.plain, "run", none)
@@ -203,6 +242,98 @@ def test_out_of_memory_halves_the_stack_and_says_so(monkeypatch, caplog):
     monkeypatch.setattr(engines.plain, "run", real)
     bank.train(until=3)  # nothing was lost
     assert bank.accuracy.shape == (10, 3)
+
+
+def test_out_of_memory_in_the_pool_goes_on_in_parts(monkeypatch, caplog):
+    specs = [Spec([8, 6, 1], blobs(0, 1), seed=s) for s in range(3)]
+    bank = Bank(specs)
+
+    def none(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(processor, "read", none)
+    with caplog.at_level(logging.WARNING, "fissile"):
+        bank.train(until=2)
+    assert "out of memory, going on in smaller parts" in caplog.text
+    assert bank.accuracy.shape == (3, 2)
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_an_error_costs_no_network(engine, monkeypatch):
+    """Whatever raises, wherever: the bank keeps what it has finished and can go on."""
+    specs = [Spec([8, 6, 1], blobs(0, 1), seed=s) for s in range(3)]
+    whole, bank = Bank(specs, engine=engine), Bank(specs, engine=engine)
+    whole.train(until=4), bank.train(until=1)
+    places = {
+        "auto": [(processor, "read"), (processor._Job, "_slice"), (processor._News, "deliver")],
+        "plain": [(plain._Engine, "_step"), (plain, "_finite"), (plain._Engine, "accuracy")],
+    }
+    for place, name in places[engine]:
+        for error in (ValueError, KeyboardInterrupt):
+            with monkeypatch.context() as patch:
+                patch.setattr(place, name, raiser(getattr(place, name), 2, error))
+                with contextlib.suppress(error):
+                    bank.train(until=4)
+            assert sorted(i for s in bank._stacks for i in s.members.tolist()) == [0, 1, 2]
+    bank.train(until=4)
+    assert torch.equal(bank.accuracy, whole.accuracy)
+    for i in range(3):
+        assert_same(bank.take(i)[0], whole.take(i)[0], 1e-6)
+
+
+def raiser(function, count, error):
+    """The function, but its count-th call raises after it has done its work."""
+    calls = []
+
+    def wrapped(*arguments, **options):
+        result = function(*arguments, **options)
+        calls.append(1)
+        if len(calls) == count:
+            raise error
+        return result
+
+    return wrapped
+
+
+INTERRUPTED = """
+import signal, sys, torch
+from fissile.bank import Bank, Data, Spec
+x, y = torch.randn(40_000, 64), torch.randint(0, 2, (40_000,))
+data = Data(x, y, x[:5000], y[:5000])
+specs = [Spec([64, h, 1], data, seed=h) for h in (100, 101, 101)]
+bank, curves = Bank(specs, engine=sys.argv[1]), []
+bank.train(until=1)
+print("begun", flush=True)
+while True:
+    try:
+        bank.train(until=5)
+        break
+    except KeyboardInterrupt:
+        counted = [len(curve) for curve in bank._accuracy]
+        epochs = {i: s.epoch for s in bank._stacks for i in s.members.tolist()}
+        assert counted == [epochs[i] for i in range(3)], (counted, epochs)
+        print("stopped at", counted, flush=True)
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # one may still be on its way
+whole = Bank(specs, engine=sys.argv[1])
+whole.train(until=5)
+assert torch.equal(whole.accuracy, bank.accuracy)
+print("same")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_real_signals_twice_in_a_row(engine):
+    command = [sys.executable, "-c", INTERRUPTED, engine]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "begun\n"
+        for pause in (0.1, 0.05, 0.2, 0.05):
+            time.sleep(pause)
+            run.send_signal(signal.SIGINT)
+        out, _ = run.communicate(timeout=100)
+    assert run.returncode == 0, out
+    assert "stopped at" in out
+    assert out.endswith("same\n")
 
 
 @pytest.mark.parametrize("engine", ["auto", "plain"])
@@ -266,17 +397,68 @@ def test_measures_on_the_whole_bank_are_those_of_each_network():
 
 
 @pytest.mark.parametrize("engine", ["auto", "plain"])
-def test_data_on_disk_is_streamed(tmp_path, engine):
-    data = blobs(0, 1)
-    np.save(tmp_path / "x.npy", data.x.numpy())
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    streamed = Data(mapped, data.y, data.x_test, data.y_test)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, "fortran"])
+def test_data_on_disk_is_streamed(tmp_path, engine, dtype):
+    """Two mapped files of the same shape, in one bank with data in memory."""
+    in_memory, streamed = [], []
+    for seed in range(2):
+        data = blobs(seed, 1)
+        x = data.x.numpy().astype(np.float32 if dtype == "fortran" else dtype)
+        x = np.asfortranarray(x) if dtype == "fortran" else x
+        np.save(tmp_path / f"{seed}.npy", x)
+        mapped = np.load(tmp_path / f"{seed}.npy", mmap_mode="r")
+        in_memory.append(Data(torch.tensor(x), data.y, data.x_test, data.y_test))
+        streamed.append(Data(mapped, data.y, data.x_test, data.y_test))
     banks = []
-    for one in (data, streamed):
-        banks.append(Bank([Spec([8, 6, 1], one, seed=s) for s in range(3)], engine=engine))
+    for sets in (in_memory, streamed):
+        specs = [Spec([8, 6, 1], sets[s % 2], seed=s) for s in range(4)]
+        banks.append(Bank(specs, engine=engine))
         banks[-1].train(until=2)
-    for i in range(3):
+    for i in range(4):
         assert_same(banks[0].take(i)[0], banks[1].take(i)[0], 1e-6)
+
+
+def test_the_same_tensors_are_one_data_set():
+    data = blobs(0, 1)
+    again = [Data(data.x, data.y, data.x_test, data.y_test) for _ in range(5)]
+    (stack,) = Bank([Spec([8, 6, 1], one, seed=s) for s, one in enumerate(again)])._stacks
+    assert len(stack.data) == 1
+
+
+def test_anything_that_is_numbers_is_taken():
+    data = blobs(0, 3)
+    expected = Bank([Spec([8, 6, 3], data, layer_norm=norm) for norm in (False, True)])
+    expected.train(until=2)
+    kinds = {
+        "int32 labels": (data.x, data.y.int(), data.x_test, data.y_test.int()),
+        "numpy": [t.numpy() for t in (data.x, data.y, data.x_test, data.y_test)],
+        "a graph": (data.x.clone().requires_grad_(), data.y, data.x_test, data.y_test),
+        "float64": (data.x.double(), data.y, data.x_test.double(), data.y_test),
+        "turned": (data.x.T.contiguous().T, data.y, data.x_test, data.y_test),
+    }
+    for parts in kinds.values():
+        given = Data(*parts)
+        bank = Bank([Spec([8, 6, 3], given, seed=np.int64(0), layer_norm=n) for n in (False, True)])
+        bank.train(until=2)
+        for i in range(2):
+            assert_same(bank.take(i)[0], expected.take(i)[0], 1e-6)
+
+
+def test_activations_with_other_settings_are_not_thrown_together():
+    data = blobs(0, 1)
+    slopes = [Spec([8, 6, 1], data, seed=1, activation=nn.LeakyReLU(s)) for s in (0.0, 0.9)]
+    together, alone = Bank(slopes), Bank(slopes[1:])
+    together.train(until=2), alone.train(until=2)
+    assert_same(together.take(1)[0], alone.take(0)[0], 1e-6)
+    assert not torch.equal(together.loss[0], together.loss[1])
+
+
+def test_dense_goes_on_as_it_is_moving_masks_included():
+    bank = Bank([Spec([8, 6, 1], blobs(0, 1))]).branch({"": Dynamic(2, every=2, fraction=0.5)})
+    bank.train(until=1)
+    again = bank.branch({"": Dense()})
+    bank.train(until=3), again.train(until=3)
+    assert_same(bank.take(0)[0], again.take(0)[0], 0)
 
 
 def test_real_boolean_data_is_learned():
@@ -295,10 +477,34 @@ BAD = {
     "classes": (lambda d: Spec([8, 4, 1], blobs(0, 3)), "tell 2 classes apart, the data has 3"),
     "seed": (lambda d: Spec([8, 4, 1], d, seed=-1), "seed=-1 is not a whole number"),
     "batch": (lambda d: Spec([8, 4, 1], d, recipe=Recipe(batch=0)), "batch=0 is not"),
-    "labels": (lambda d: Data(d.x, d.y.float(), d.x, d.y), "labels must be whole"),
+    "labels": (lambda d: Data(d.x, d.y.float(), d.x, d.y), "labels y must be whole"),
     "lengths": (lambda d: Data(d.x, d.y[:3], d.x, d.y), "one label for each"),
     "columns": (lambda d: Data(d.x, d.y, d.x[:, :3], d.y), "different numbers of inputs"),
     "no arms": (lambda d: Bank([Spec([8, 4, 1], d)]).branch({}), "at least one arm"),
+    "rrelu": (lambda d: Spec([8, 4, 1], d, activation="rrelu"), "chance of its own"),
+    "prelu": (lambda d: Spec([8, 4, 1], d, activation=nn.PReLU()), "parameters or chance"),
+    "negative": (lambda d: Spec([8, 4, 1], d, recipe=Recipe(orthogonal=-1)), "must be 0 or more"),
+    "rate": (lambda d: Spec([8, 4, 1], d, recipe=Recipe(lr=float("nan"))), "lr=nan must be"),
+    "long seed": (lambda d: Spec([8, 4, 1], d, seed=2**63), "more than 63 bits"),
+    "half an epoch": (lambda d: Bank([Spec([8, 4, 1], d)]).train(2.5), "until=2.5 is not"),
+    "put another": (
+        lambda d: Bank([Spec([8, 4, 1], d)]).put(0, nn.Sequential(nn.Linear(8, 1))),
+        "holds fissile.MLP networks",
+    ),
+    "put a wider": (
+        lambda d: Bank([Spec([8, 4, 1], d)]).put(0, fissile.MLP([7, 4, 1])),
+        "maps 7 inputs to 1 outputs",
+    ),
+    "put a frozen": (
+        lambda d: Bank([Spec([8, 4, 1], d)]).put(0, fissile.MLP([8, 4, 1]).requires_grad_(False)),
+        "frozen parameters",
+    ),
+    "put with SGD": (
+        lambda d: Bank([Spec([8, 4, 1], d)]).put(
+            0, m := fissile.MLP([8, 4, 1]), torch.optim.SGD(m.parameters())
+        ),
+        "goes on with Adam, not SGD",
+    ),
     "alpha": (lambda d: Bank([Spec([8, 4, 1], d)]).branch({"": Expand(9)}), "fan-in of 8"),
 }  # fmt: skip
 

@@ -19,11 +19,15 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from fissile.bank import engines
+from fissile.bank.patience import patient
+from fissile.bank.plain import move
 from fissile.bank.progress import Progress, quiet
-from fissile.bank.spec import Arm, Dense, Spec
+from fissile.bank.spec import Arm, Dense, Dynamic, Spec
 from fissile.bank.stack import Stack, concatenated, module_at, stacked_modules
-from fissile.errors import FissileError
-from fissile.layers import SparseLinear, weight_of
+from fissile.bank.wide import first_index, linear_layers
+from fissile.errors import FissileError, whole
+from fissile.layers import PartitionedLinear, SparseLinear, weight_of
+from fissile.network import MLP
 from fissile.shapes import Float, Int
 
 __all__ = ["Bank", "Group", "Member"]
@@ -50,6 +54,12 @@ class Group:
     biases: list[Float[Tensor, "networks outputs"] | None]
     nonzeros: list[Int[Tensor, " networks"]]
     specs: list[Spec]
+    first: int = 0  # which layer the paper calls W1: not an embedding in front
+
+    @property
+    def w1(self) -> Float[Tensor, "networks outputs inputs"]:
+        """The weights of the first hidden layer."""
+        return self.weights[self.first]
 
 
 class Bank:
@@ -106,16 +116,22 @@ class Bank:
         at its last finished epoch and listed in :attr:`diverged`; its curves end there. Where
         memory runs out, networks are trained in smaller parts.
         """
+        until = whole("until", until, least=0)
         left = [stack for stack in self._stacks if stack.epoch < until]
         epochs = sum(len(stack) * (until - stack.epoch) for stack in left)
         bar = progress if isinstance(progress, Progress) else Progress() if progress else quiet()
         before = set(self.diverged)
-        with bar.of(networks=len(self), epochs=epochs):
+        with bar.of(networks=len(self), epochs=epochs), patient() as stop:
+            record = self._record(bar)
             try:
-                engines.run(self._stacks, until, self.device, self.engine, self._record(bar))
+                engines.run(self._stacks, until, self.device, self.engine, record, stop)
             finally:
                 self._stacks = _merged(self._stacks)
-        lost = sorted(set(self.diverged) - before)
+                self._report(sorted(set(self.diverged) - before))
+            if stop.is_set():
+                raise KeyboardInterrupt
+
+    def _report(self, lost: list[int]) -> None:
         if lost:
             names = ", ".join(map(str, lost[:10])) + (", ..." if lost[10:] else "")
             _log.warning(
@@ -179,14 +195,13 @@ class Bank:
 
     @property
     def last(self) -> Float[Tensor, " networks"]:
-        """The test accuracy after the last epoch."""
-        return torch.tensor([curve[-1] if curve else torch.nan for curve in self._accuracy])
+        """The test accuracy after the last epoch; of a diverged network, the last it finished."""
+        return torch.tensor([_finite(curve)[-1] for curve in self._accuracy])
 
     @property
     def best(self) -> Float[Tensor, " networks"]:
         """The test accuracy after the best epoch; chosen on the test set, as the paper does."""
-        finite = [[value for value in curve if value == value] for curve in self._accuracy]
-        return torch.tensor([max(curve, default=torch.nan) for curve in finite])
+        return torch.tensor([max(_finite(curve)) for curve in self._accuracy])
 
     @property
     def diverged(self) -> list[int]:
@@ -202,7 +217,7 @@ class Bank:
     def measure(self, function: Callable[[Group], Tensor]) -> Tensor:
         """Evaluate a measure on all networks, shape by shape, and return it network by network.
 
-        >>> bank.measure(lambda group: fissile.measure.cosine(group.weights[0]))
+        >>> bank.measure(lambda group: fissile.measure.cosine(group.w1))
         """
         found: list[Tensor | None] = [None] * len(self)
         for stack in self._stacks:
@@ -212,13 +227,14 @@ class Bank:
         return torch.stack([value for value in found if value is not None])
 
     def _group(self, stack: Stack) -> Group:
-        layers = [m for m in stack.module.modules() if isinstance(m, nn.Linear | SparseLinear)]
+        layers = linear_layers(stack.module)
         return Group(
             members=stack.members,
             weights=[weight_of(layer).detach().cpu() for layer in layers],
             biases=[None if m.bias is None else m.bias.detach().cpu() for m in layers],
             nonzeros=[_existing(layer) for layer in layers],
             specs=[self.members[i].spec for i in stack.members.tolist()],
+            first=first_index(stack.module),
         )
 
     # --- networks in and out
@@ -234,9 +250,11 @@ class Bank:
         return module, adam
 
     def put(self, index: int, module: nn.Module, adam: Adam | None = None) -> None:
-        """Put a network back, with its Adam or with fresh moments."""
+        """Put a network back, with its Adam or with fresh moments; its recipe stays the bank's."""
         old, row = self._find(index)
-        new = Stack.around(stacked_modules([module]), [self.members[index].spec], [index])
+        spec = self.members[index].spec
+        _check_module(module, spec, old.arm, adam)
+        new = Stack.around(stacked_modules([module]).to(self.dtype), [spec], [index])
         new.epoch, new.arm, new.steps = old.epoch, old.arm, old.steps
         if adam is not None:
             for parameter, given in zip(new.module.parameters(), module.parameters(), strict=True):
@@ -244,6 +262,7 @@ class Bank:
                 for key, value in adam.state.get(given, {}).items():
                     if key in state:
                         state[key] = value.detach().reshape(state[key].shape).to(state[key]).clone()
+        move(new, next(old.module.parameters()).device)
         rest = [i for i in range(len(old)) if i != row]
         stacks = [stack for stack in self._stacks if stack is not old]
         self._stacks = _merged([*stacks, *([old.select(rest)] if rest else []), new])
@@ -258,6 +277,25 @@ class Bank:
         raise AssertionError(f"network {index} is in no stack")
 
 
+def _check_module(module: nn.Module, spec: Spec, arm: Arm, adam: Adam | None) -> None:
+    """Refuse a network that could not go on in its place."""
+    if not isinstance(module, MLP) or type(module).forward is not MLP.forward:
+        raise FissileError(f"a bank holds fissile.MLP networks, not {type(module).__name__}")
+    layers = linear_layers(module)
+    mine = layers[0].in_features, layers[-1].out_features
+    if mine != (spec.sizes[0], spec.sizes[-1]):
+        raise FissileError(
+            f"the network maps {mine[0]} inputs to {mine[1]} outputs, its place in the bank "
+            f"{spec.sizes[0]} to {spec.sizes[-1]}"
+        )
+    if not all(parameter.requires_grad for parameter in module.parameters()):
+        raise FissileError("the network has frozen parameters; a bank trains them all")
+    if isinstance(arm, Dynamic) and any(isinstance(m, PartitionedLinear) for m in layers):
+        raise FissileError("dynamic masks need masked layers; pass fissile.to_masked(network)")
+    if adam is not None and type(adam) is not Adam:
+        raise FissileError(f"a bank goes on with Adam, not {type(adam).__name__}")
+
+
 def _existing(layer: nn.Linear | SparseLinear) -> Int[Tensor, " networks"]:
     pattern = layer.pattern() if isinstance(layer, SparseLinear) else layer.weight != 0
     return pattern.sum((-2, -1)).cpu()
@@ -269,6 +307,11 @@ def _merged(stacks: Sequence[Stack]) -> list[Stack]:
     for stack in stacks:
         groups[stack.key()].append(stack)
     return [concatenated(group) for group in groups.values()]
+
+
+def _finite(curve: list[float]) -> list[float]:
+    """Return the epochs a network has finished, or one NaN if there are none."""
+    return [value for value in curve if value == value] or [torch.nan]
 
 
 def _table(curves: list[list[float]]) -> Tensor:

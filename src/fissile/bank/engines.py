@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,28 +31,40 @@ def check(engine: str) -> str:
     return engine
 
 
-def run(stacks: list[Stack], until: int, device: torch.device, engine: str, record: Record) -> None:
+def run(
+    stacks: list[Stack],
+    until: int,
+    device: torch.device,
+    engine: str,
+    record: Record,
+    stop: threading.Event,
+) -> None:
     """Train all stacks up to an epoch, in place; an interruption leaves the list whole.
 
     The list may hold smaller stacks afterwards, where memory ran out or Ctrl-C cut one in two.
     """
-    left = [stack for stack in stacks if stack.epoch < until]
     auto, kind = engine == "auto", device.type
-    fast = [stack for stack in left if auto and kind == "cpu" and processor.can(stack)]
-    if fast:
-        _run_pool(stacks, fast, until, record)
-    others = [stack for stack in left if all(stack is not one for one in fast)]
+    if auto and kind == "cpu":
+        fast = [stack for stack in stacks if stack.epoch < until and processor.can(stack)]
+        _run_pool(stacks, fast, until, record, stop)
+    others = [stack for stack in stacks if stack.epoch < until]
     while others:
         stack = others.pop(0)
         on_chip = auto and kind == "cuda" and graphics.can(stack)
-        how = graphics.run if on_chip else plain.run
+        how = partial(graphics.run if on_chip else plain.run, stop=stop)
         others = _run_one(stacks, stack, until, device, record, how) + others
 
 
-def _run_pool(stacks: list[Stack], fast: list[Stack], until: int, record: Record) -> None:
-    parts: list[Stack] = []
+def _run_pool(
+    stacks: list[Stack], fast: list[Stack], until: int, record: Record, stop: threading.Event
+) -> None:
+    """Train stacks with the compiled kernel; what memory does not suffice for is left undone."""
+    parts = list(fast)
     try:
-        processor.run(fast, until, record, parts)
+        if fast:
+            processor.run(fast, until, record, parts, stop)
+    except MemoryError as error:
+        _log.warning("out of memory, going on in smaller parts (%s)", error)
     finally:
         _replace(stacks, fast, parts)
 
@@ -58,6 +73,7 @@ def _run_one(
     stacks: list[Stack], stack: Stack, until: int, device: torch.device, record: Record, how: Engine
 ) -> list[Stack]:
     """Train one stack; if memory runs out, return its halves to be trained instead."""
+    failed = ""
     steps = -(-len(stack.data[0].x) // stack.batch) * len(stack)
 
     def on_epochs(accuracy: Tensor, loss: Tensor) -> None:
@@ -69,10 +85,13 @@ def _run_one(
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
-        halves = _halves(stack, error)
-        _replace(stacks, [stack], halves)
-        return halves
-    return []
+        failed = str(error) or type(error).__name__
+    if not failed:
+        return []
+    # Outside the except block, whose traceback would keep all that the engine had allocated.
+    halves = _halves(stack, failed)
+    _replace(stacks, [stack], halves)
+    return halves
 
 
 def _replace(stacks: list[Stack], old: list[Stack], new: list[Stack]) -> None:
@@ -86,17 +105,19 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return "not enough memory" in text or "can't allocate memory" in text
 
 
-def _halves(stack: Stack, error: BaseException) -> list[Stack]:
+def _halves(stack: Stack, error: str) -> list[Stack]:
+    plain.move(stack, torch.device("cpu"))
     if len(stack) == 1:
         raise FissileError(
             "not even one network of this bank fits into memory: use a smaller batch or network, "
             f"or a device with more ({error})"
-        ) from None
+        )
     middle = len(stack) // 2
     _log.warning(
         "out of memory with %d networks at once: going on with %d and %d",
         len(stack), middle, len(stack) - middle,
     )  # fmt: skip
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     rows = torch.arange(len(stack))

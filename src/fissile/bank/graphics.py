@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -33,15 +34,23 @@ def can(stack: Stack) -> bool:
         p.dtype is not torch.float32 for p in stack.module.parameters()
     ):
         return False
-    if any(isinstance(data.x, np.memmap) for data in stack.data):
+    if any(isinstance(x, np.memmap) for data in stack.data for x in (data.x, data.x_test)):
         return False
+    if sum(len(data.x) for data in stack.data) * stack.data[0].inputs >= 2**31:
+        return False  # the kernel counts entries in 32 bits
     from fissile.bank.gpu import fits
 
     first, second = linear_layers(stack.module)
     return fits(first.out_features, first.in_features, second.out_features)
 
 
-def run(stack: Stack, until: int, on_epochs: OnEpochs, device: torch.device) -> None:
+def run(
+    stack: Stack,
+    until: int,
+    on_epochs: OnEpochs,
+    device: torch.device,
+    stop: threading.Event | None = None,
+) -> None:
     """Train a stack up to an epoch; an interruption leaves it at the last recorded epoch."""
     move(stack, device)
     layers = read(stack)
@@ -49,6 +58,8 @@ def run(stack: Stack, until: int, on_epochs: OnEpochs, device: torch.device) -> 
     try:
         while stack.epoch < until:
             on_epochs(*job.launch(until))
+            if stop is not None and stop.is_set():
+                raise KeyboardInterrupt
     finally:
         job.finish()
 

@@ -5,6 +5,7 @@ It is the fallback of the bank and what the fast engines are tested against.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -32,7 +33,13 @@ _CHUNK = 1 << 24
 OnEpochs = Callable[[Tensor, Tensor], object]
 
 
-def run(stack: Stack, until: int, on_epochs: OnEpochs, device: torch.device) -> None:
+def run(
+    stack: Stack,
+    until: int,
+    on_epochs: OnEpochs,
+    device: torch.device,
+    stop: threading.Event | None = None,
+) -> None:
     """Train a stack up to an epoch; after each, report accuracy and loss of every network.
 
     A network that diverges goes back to its last finished epoch and stays there. An interruption
@@ -42,16 +49,15 @@ def run(stack: Stack, until: int, on_epochs: OnEpochs, device: torch.device) -> 
     while stack.epoch < until:
         saved = stack.snapshot()
         try:
-            loss = engine.epoch()
+            loss = engine.epoch(stop or threading.Event()).cpu().double()
+            alive = stack.alive & torch.isfinite(loss) & _finite(stack.module)
+            stack.restore(saved, ~alive)
+            curves = engine.accuracy(), loss
         except BaseException:
             stack.restore(saved)
             raise
-        failed = ~torch.isfinite(loss.cpu()) | ~_finite(stack.module)
-        stack.restore(saved, failed | ~stack.alive)
-        stack.alive &= ~failed
-        stack.epoch += 1
+        stack.alive, stack.epoch = alive, stack.epoch + 1
         gone = torch.tensor(torch.nan, dtype=torch.float64)
-        curves = engine.accuracy(), loss.cpu().double()
         on_epochs(*(torch.where(stack.alive, c, gone).unsqueeze(-1) for c in curves))
 
 
@@ -107,7 +113,7 @@ class _Sets:
     def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return a range of samples for every network, once if all share them."""
         if isinstance(self.x, np.ndarray):
-            part = torch.from_numpy(np.ascontiguousarray(self.x[start:stop]))
+            part = torch.from_numpy(np.array(self.x[start:stop]))
             return part.to(self.device, self.dtype), self.y[0, start:stop]
         if len(self.x) == 1:
             return self.x[0, start:stop], self.y[0, start:stop]
@@ -122,7 +128,8 @@ def _sets(
     y = torch.stack([y for _, y in parts]).to(device)
     if len(parts) == 1 and isinstance(parts[0][0], np.ndarray):
         return _Sets(parts[0][0], y, stack.which.to(device), device, dtype)
-    x = torch.stack([torch.as_tensor(x) for x, _ in parts]).to(device, dtype)
+    held = [torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x for x, _ in parts]
+    x = torch.stack(held).to(device, dtype)
     return _Sets(x, y, stack.which.to(device), device, dtype)
 
 
@@ -162,7 +169,7 @@ class _Engine:
         rewire.steps = self.stack.steps
         return rewire
 
-    def epoch(self) -> Float[Tensor, " networks"]:
+    def epoch(self, stop: threading.Event) -> Float[Tensor, " networks"]:
         """Train one epoch and return every network's mean loss over its samples."""
         stack, samples = self.stack, len(self.stack.data[0].x)
         stack.module.train()
@@ -170,6 +177,8 @@ class _Engine:
         for rows in self._batches(samples):
             loss += self._replayed(rows) * rows.shape[1] / samples
             stack.steps += 1
+            if stop.is_set():
+                raise KeyboardInterrupt
         return loss
 
     def _replayed(self, rows: Int[Tensor, "networks batch"]) -> Float[Tensor, " networks"]:
@@ -178,7 +187,8 @@ class _Engine:
         A step of small networks is some fifty small launches: waiting for them is most of its time.
         """
         whole = rows.shape[1] == self.stack.batch
-        if self.device.type != "cuda" or self.rewire is not None or not whole:
+        streamed = isinstance(self.train.x, np.ndarray)  # reading a file cannot be recorded
+        if self.device.type != "cuda" or self.rewire is not None or streamed or not whole:
             return self._step(rows)
         self.rows.copy_(rows)
         if self.graph is None:

@@ -7,15 +7,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fissile.bank.record import Record
 from fissile.bank.spec import Data, Dense, Expand
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     from fissile.bank.cpu import Samples
 
 __all__ = ["can", "run"]
+
+SampleSets = dict[Hashable, "tuple[Samples, Samples]"]
+_converting = threading.Lock()
 
 #: Seconds of work between two looks at whether to stop.
 _SLICE = 0.2
@@ -39,32 +41,42 @@ def can(stack: Stack) -> bool:
     if dtype not in (torch.float32, torch.float64) or relus(stack.module) is None:
         return False
     kind = np.dtype(str(dtype).removeprefix("torch."))
-    # A mapped file of another dtype would have to be read whole to be converted.
-    return all(not isinstance(one.x, np.memmap) or one.x.dtype == kind for one in stack.data)
+    # A mapped file of another dtype or order would have to be read whole to be converted.
+    mapped = [one.x for one in stack.data if isinstance(one.x, np.memmap)]
+    return all(x.dtype == kind and x.flags.c_contiguous for x in mapped)
 
 
-def run(stacks: Sequence[Stack], until: int, record: Record, parts: list[Stack]) -> None:
+def run(
+    stacks: Sequence[Stack],
+    until: int,
+    record: Record,
+    parts: list[Stack],
+    stop: threading.Event,
+) -> None:
     """Train stacks up to an epoch on all cores and put them into ``parts``.
 
     An interruption waits for the slices of time in flight; networks may then have reached
     different epochs, and the stacks they come in are cut accordingly.
     """
-    jobs = [_Job(stack, until) for stack in stacks]
-    stop, news = threading.Event(), _News()
+    samples: SampleSets = {}
+    jobs = [_Job(stack, until, samples) for stack in stacks]
+    news, halt = _News(), threading.Event()
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         futures = [
-            pool.submit(job.train, rows, stop, news) for job in jobs for rows in job.blocks()
+            pool.submit(job.train, rows, halt, news) for job in jobs for rows in job.blocks()
         ]
-        _follow(futures, news, record)
+        _follow(futures, news, record, stop)
     finally:
-        stop.set()
+        halt.set()
         pool.shutdown(wait=True, cancel_futures=True)
+        parts[:] = [part for job in jobs for part in job.parts()]
         news.deliver(record)
-        parts.extend(part for job in jobs for part in job.parts())
 
 
-def _follow(futures: Sequence[Future[None]], news: _News, record: Record) -> None:
+def _follow(
+    futures: Sequence[Future[None]], news: _News, record: Record, stop: threading.Event
+) -> None:
     """Pass on what the threads report until all are done; an error in one ends it."""
     left = set(futures)
     while left:
@@ -72,6 +84,8 @@ def _follow(futures: Sequence[Future[None]], news: _News, record: Record) -> Non
         news.deliver(record)
         for future in done:
             future.result()
+        if stop.is_set():
+            raise KeyboardInterrupt
 
 
 class _News(queue.SimpleQueue[tuple[list[int], Any, Any, int]]):
@@ -88,7 +102,7 @@ class _Job:
 
     stack: Stack
     until: int
-    _samples: dict[int, tuple[Samples, Samples]] = field(default_factory=dict)
+    shared: SampleSets  # converted once for all stacks
 
     def __post_init__(self) -> None:
         from fissile.bank.cpu import Architecture, Dials, Wiring
@@ -137,8 +151,8 @@ class _Job:
             curves = self._slice(rows, epochs, sets)
             self.epochs[rows] = epochs.stop
             news.put((stack.members[rows].tolist(), *curves, steps * len(epochs) * len(rows)))
-            # What an epoch takes one network, it takes the others of the stack.
-            self.seconds = (time.perf_counter() - begin) / len(epochs) / len(rows)
+            if stack.alive[rows].all():  # what it takes one network, it takes the others too
+                self.seconds = (time.perf_counter() - begin) / len(epochs) / len(rows)
 
     def _slice(
         self, rows: npt.NDArray[np.int64], epochs: range, sets: tuple[Samples, Samples]
@@ -162,13 +176,15 @@ class _Job:
         """Return a data set as the kernel reads it, converted once for all networks."""
         from fissile.bank.cpu import Samples
 
-        if id(data) not in self._samples:
-            dtype = self.state[0].dtype
-            self._samples[id(data)] = (
-                Samples.of(_as(data.x, dtype), data.y),
-                Samples.of(_as(data.x_test, dtype), data.y_test),
-            )
-        return self._samples[id(data)]
+        dtype = self.state[0].dtype
+        key = (*data.key(), str(dtype))
+        with _converting:  # one thread converts, the others wait for it
+            if key not in self.shared:
+                self.shared[key] = (
+                    Samples.of(np.asarray(data.x, dtype), data.y),
+                    Samples.of(np.asarray(data.x_test, dtype), data.y_test),
+                )
+        return self.shared[key]
 
     def parts(self) -> Iterator[Stack]:
         """Write everything back and yield the stack, cut where networks stopped at other epochs."""
@@ -195,8 +211,3 @@ def _mask(layer: WideLayer) -> npt.NDArray[np.bool_]:
     weight = layer.weight[0]
     mask = torch.ones_like(weight, dtype=torch.bool) if layer.mask is None else layer.mask
     return mask.numpy()
-
-
-def _as(x: Tensor | npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return samples in the kernel's dtype, without a copy where they are in it already."""
-    return np.asarray(x, dtype)

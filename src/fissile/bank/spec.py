@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fissile.errors import FissileError, whole
 from fissile.split import Random, Split
@@ -17,6 +17,12 @@ from fissile.train import Recipe
 __all__ = ["Arm", "Data", "Dense", "DropConnect", "Dynamic", "Expand", "Spec"]
 
 Array = Tensor | NDArray[np.floating]
+#: Activations that are more than a function of one number.
+_OWN = ("prelu", "rrelu")
+
+
+def _address(array: Array) -> int:
+    return array.data_ptr() if isinstance(array, Tensor) else int(array.ctypes.data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +41,26 @@ class Data:
     y_test: Tensor
 
     def __post_init__(self) -> None:
+        for name in ("x", "x_test"):
+            x = getattr(self, name)
+            if isinstance(x, Tensor):
+                x = x.detach()
+                x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+            elif not isinstance(x, np.memmap):
+                x = torch.as_tensor(np.asarray(x))
+            object.__setattr__(self, name, x)
+        for name in ("y", "y_test"):
+            y = torch.as_tensor(getattr(self, name))
+            if y.is_floating_point():
+                raise FissileError(f"the labels {name} must be whole numbers, not {y.dtype}")
+            object.__setattr__(self, name, y.long())
         for x, y, name in ((self.x, self.y, "training"), (self.x_test, self.y_test, "test")):
             if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
                 raise FissileError(
                     f"the {name} set needs a matrix of samples and one label for each; "
                     f"got shapes {tuple(x.shape)} and {tuple(y.shape)}"
                 )
-            if y.is_floating_point() or int(y.min()) < 0:
+            if int(y.min()) < 0:
                 raise FissileError(f"the {name} labels must be whole numbers from 0 on")
         if self.x.shape[1] != self.x_test.shape[1]:
             raise FissileError("the training and the test set have different numbers of inputs")
@@ -51,9 +70,14 @@ class Data:
         """Count the inputs of a sample."""
         return int(self.x.shape[1])
 
+    def key(self) -> tuple[object, ...]:
+        """Return what tells data sets apart: where they lie in memory, not who holds them."""
+        arrays = (self.x, self.y, self.x_test, self.y_test)
+        return tuple((_address(array), tuple(array.shape)) for array in arrays)
+
     def shapes(self) -> tuple[object, ...]:
         """Return what two data sets must share to be stacked; one that is streamed stands alone."""
-        streamed = id(self) if isinstance(self.x, np.memmap) else None
+        streamed = _address(self.x) if isinstance(self.x, np.memmap) else None
         return len(self.x), len(self.x_test), self.inputs, streamed
 
     @property
@@ -112,9 +136,20 @@ class Spec:
     recipe: Recipe = field(default_factory=Recipe)
     embedding: int | None = None
     layer_norm: bool = False
-    activation: str = "relu"
+    activation: str | nn.Module = "relu"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", whole("seed", self.seed, least=0))
+        if self.seed >= 2**63:
+            raise FissileError(f"seed={self.seed} needs more than 63 bits; give a smaller one")
+        whole("batch", self.recipe.batch, least=1)
+        for name in ("lr", "l1", "l2", "orthogonal"):
+            if not 0 <= getattr(self.recipe, name) < float("inf"):
+                raise FissileError(f"{name}={getattr(self.recipe, name)!r} must be 0 or more")
+        if str(getattr(self.activation, "_get_name", lambda: self.activation)()).lower() in _OWN:
+            raise FissileError(
+                f"a bank cannot train {self.activation!r}: it has parameters or chance of its own"
+            )
         if self.sizes[0] != self.data.inputs:
             raise FissileError(
                 f"the network takes {self.sizes[0]} inputs, its data has {self.data.inputs}"
@@ -125,5 +160,3 @@ class Spec:
                 f"{self.sizes[-1]} outputs tell {fits} classes apart, the data has "
                 f"{self.data.classes}"
             )
-        whole("seed", self.seed, least=0)
-        whole("batch", self.recipe.batch, least=1)

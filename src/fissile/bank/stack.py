@@ -53,6 +53,13 @@ def _rebuilt(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
+def _kind(module: nn.Module) -> Hashable:
+    """Return what a module does besides its tensors: an activation's slope, a norm's epsilon."""
+    if next(module.children(), None) is None and next(module.parameters(), None) is None:
+        return repr(module)
+    return type(module).__name__, getattr(module, "eps", None)
+
+
 @dataclass(frozen=True)
 class Dials:
     """The recipe's values for every network of a stack."""
@@ -115,7 +122,8 @@ class Stack:
         """Make a stack of a stacked module, with fresh moments."""
         dtype = next(module.parameters()).dtype
         recipes = [spec.recipe for spec in specs]
-        data = list(dict.fromkeys(spec.data for spec in specs))
+        data = list({spec.data.key(): spec.data for spec in specs}.values())
+        number = {one.key(): i for i, one in enumerate(data)}
         return cls(
             module=module,
             adam=fresh_adam(module, len(specs)),
@@ -128,7 +136,7 @@ class Stack:
                 )
             ),
             data=tuple(data),
-            which=torch.tensor([data.index(spec.data) for spec in specs]),
+            which=torch.tensor([number[spec.data.key()] for spec in specs]),
             batch=recipes[0].batch,
             epoch=0,
             arm=Dense(),
@@ -139,7 +147,7 @@ class Stack:
         structure = tuple(
             (name, tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in _tensors(self.module)
         )
-        kinds = tuple(type(module).__name__ for module in self.module.modules())
+        kinds = tuple(_kind(module) for module in self.module.modules())
         dynamic = replace(self.arm, split=None) if isinstance(self.arm, Dynamic) else None  # type: ignore[arg-type]
         orthogonal = bool((self.dials.orthogonal != 0).any())
         shapes = self.data[0].shapes()
@@ -167,7 +175,9 @@ class Stack:
     def branch(self, arm: Arm, members: Tensor) -> Stack:
         """Return the networks again, as the given arm makes them; these here stay as they are."""
         new = self.select(torch.arange(len(self)))
-        new.members, new.arm, new.steps = members, arm, 0
+        new.members = members
+        if not isinstance(arm, Dense):  # which goes on as it is, moving masks included
+            new.arm, new.steps = arm, 0
         module, adam, seeds = new.module, new.adam, new.seeds
         if isinstance(arm, Expand):
             module = expand(
@@ -237,8 +247,9 @@ def concatenated(stacks: Sequence[Stack]) -> Stack:
     for new, old in zip(module.parameters(), olds, strict=True):
         states = [stack.adam.state[p] for stack, p in zip(stacks, old, strict=True)]
         adam.state[new] = {key: torch.cat([state[key] for state in states]) for key in states[0]}
-    data = list(dict.fromkeys(one for stack in stacks for one in stack.data))
-    which = [torch.tensor([data.index(one) for one in stack.data])[stack.which] for stack in stacks]
+    data = list({one.key(): one for stack in stacks for one in stack.data}.values())
+    number = {one.key(): i for i, one in enumerate(data)}
+    which = [torch.tensor([number[o.key()] for o in stack.data])[stack.which] for stack in stacks]
     dials = {
         name: torch.cat([getattr(stack.dials, name) for stack in stacks])
         for name in Dials.__dataclass_fields__

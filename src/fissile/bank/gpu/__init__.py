@@ -4,7 +4,7 @@ A network here is ``z = W2 · relu(W1 x + b1) + b2`` with a few hundred to a few
 Its weights, both Adam moments and the activations stay in registers and shared memory over all
 steps of all epochs of a launch; only the rows of the batches are read. It computes what
 :func:`fissile.train.fit` computes, and no network knows of the others in its launch: the result is
-bitwise the same alone and in company.
+the same alone and in company, to the bit where the launches have the same settings.
 
 This module needs Triton; nothing else in fissile imports it.
 """
