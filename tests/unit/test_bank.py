@@ -301,13 +301,13 @@ from fissile.bank import Bank, Data, Spec
 x, y = torch.randn(40_000, 64), torch.randint(0, 2, (40_000,))
 data = Data(x, y, x[:5000], y[:5000])
 specs = [Spec([64, h, 1], data, seed=h) for h in (100, 101, 101)]
-bank, curves = Bank(specs, engine=sys.argv[1]), []
+bank = Bank(specs, engine=sys.argv[1])
 bank.train(until=1)
 signal.signal(signal.SIGINT, lambda *_: None)  # only what reaches train() is to count
 print("begun", flush=True)
 while True:
     try:
-        bank.train(until=5)
+        bank.train(until=int(sys.argv[2]))
         break
     except KeyboardInterrupt:
         counted = [len(curve) for curve in bank._accuracy]
@@ -317,7 +317,7 @@ while True:
 whole = Bank(specs, engine=sys.argv[1])
 while True:
     try:
-        whole.train(until=5)
+        whole.train(until=int(sys.argv[2]))
         break
     except KeyboardInterrupt:
         pass
@@ -327,9 +327,9 @@ print("same")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["auto", "plain"])
-def test_real_signals_twice_in_a_row(engine):
-    command = [sys.executable, "-c", INTERRUPTED, engine]
+@pytest.mark.parametrize(("engine", "epochs"), [("auto", "30"), ("plain", "4")])
+def test_real_signals_twice_in_a_row(engine, epochs):
+    command = [sys.executable, "-c", INTERRUPTED, engine, epochs]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout.readline() == "begun\n"
         for pause in (0.1, 0.05, 0.2, 0.05):
