@@ -207,6 +207,20 @@ def resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def floor(sizes, rate):
+    """Microseconds that a step's arithmetic alone would take at the rate of a large product."""
+    inputs, hidden, outputs = sizes
+    operations = 2 * BATCH * (2 * inputs * hidden + 3 * hidden * outputs)
+    return 1e6 * operations / rate
+
+
+def product_rate(device, synchronize):
+    """Operations per second of a large float32 matrix product on this device."""
+    size = 8192 if device == "cuda" else 2048
+    a, b = torch.randn(2, size, size, device=device)
+    return 2 * size**3 / best_of(lambda: a @ b, synchronize)
+
+
 def machine(device):
     if device == "cuda":
         return torch.cuda.get_device_name()
@@ -238,8 +252,12 @@ def main():
         "us_per_model_and_step": {},
         "ratios": {},
     }
-    print(f"{result['machine']}; microseconds per model and step")
-    print(f"{'task':<18}{'networks':>9}" + "".join(f"{name:>12}" for name in names))
+    rate = product_rate(options.device, synchronize)
+    result["product_gflops"] = round(rate / 1e9)
+    print(f"{result['machine']}; microseconds per model and step; floor: the arithmetic alone, at")
+    print(f"the {rate / 1e9:,.0f} GFLOP/s of a large float32 product here")
+    columns = [*names, "floor"]
+    print(f"{'task':<18}{'networks':>9}" + "".join(f"{name:>12}" for name in columns))
     cases = [(SMALL, n) for n in options.sizes] + [(FASHION, 50)]
     once = {}
     for task, networks in cases:
@@ -254,15 +272,14 @@ def main():
             if name in ("bank", "jax"):  # a call trains many epochs, as the paper's recipe does
                 arguments.append(25 if options.device == "cuda" else 10)
             row[name] = once[key] = 1e6 * CONTENDERS[name](*arguments)
-        print(
-            f"{task['name']:<18}{networks:>9,}" + "".join(f"{row[name]:>12.4g}" for name in names),
-            flush=True,
-        )
+        row["floor"] = floor(task["sizes"], rate)
+        values = "".join(f"{row[name]:>12.4g}" for name in columns)
+        print(f"{task['name']:<18}{networks:>9,}" + values, flush=True)
         label = f"{task['name']}, {networks}"
         result["us_per_model_and_step"][label] = {k: float(f"{v:.4g}") for k, v in row.items()}
         result["ratios"][label] = {
             f"{name}/bank": float(f"{row[name] / row['bank']:.4g}")
-            for name in names
+            for name in columns
             if name != "bank"
         }
     if options.device == "cpu":

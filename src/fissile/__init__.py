@@ -6,7 +6,7 @@ children with disjoint inputs, prune back to the same number of non-zero weights
 >>> wide = fissile.expand(model, alpha=2, optimizer=adam)
 """
 
-from fissile import data, measure, theory
+from fissile import bank, data, measure, theory
 from fissile.budget import NonZeros, nonzeros
 from fissile.errors import FileError, FissileError
 from fissile.expand import dropconnect, expand, to_dense, to_masked
@@ -34,6 +34,7 @@ __all__ = [
     "Rewire",
     "Split",
     "Structured",
+    "bank",
     "data",
     "dropconnect",
     "expand",

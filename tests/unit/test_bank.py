@@ -244,6 +244,31 @@ def test_out_of_memory_halves_the_stack_and_says_so(monkeypatch, caplog):
     assert bank.accuracy.shape == (10, 3)
 
 
+SCARCE = """
+import resource, torch
+from fissile.bank import Bank, Data, Spec
+from fissile.train import Recipe
+x, y = torch.rand(512, 1000), torch.randint(0, 2, (512,))
+data, recipe = Data(x, y, x[:8], y[:8]), Recipe(batch=512)
+small = Bank([Spec([1000, 2, 1], data, recipe=recipe)], engine="plain")
+small.train(until=1)  # so that everything is loaded and every thread is there
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 2**20, resource.RLIM_INFINITY))
+bank = Bank([Spec([1000, 2, 1], data, seed=s, recipe=recipe) for s in range(200)], engine="plain")
+bank.train(until=2)
+assert not torch.isnan(bank.accuracy).any() and bank.accuracy.shape == (200, 2)
+print("trained")
+"""
+
+
+@pytest.mark.slow
+def test_memory_that_really_runs_out():
+    """A batch of all networks at once would need some 400 MB; the process may take less."""
+    run = subprocess.run([sys.executable, "-c", SCARCE], capture_output=True, text=True)
+    assert run.stdout == "trained\n", run.stderr
+    assert "out of memory with 200 networks at once: going on with 100 and 100" in run.stderr
+
+
 def test_out_of_memory_in_the_pool_goes_on_in_parts(monkeypatch, caplog):
     specs = [Spec([8, 6, 1], blobs(0, 1), seed=s) for s in range(3)]
     bank = Bank(specs)

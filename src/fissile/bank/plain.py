@@ -94,11 +94,11 @@ def _chain(module: nn.Module) -> Iterator[nn.Module]:
 
 @dataclass(frozen=True)
 class _Sets:
-    """The data sets of a stack, stacked where there are several, on the device."""
+    """The data sets of a stack, one below the other, on the device; or one that is streamed."""
 
-    x: Tensor | np.ndarray
-    y: Tensor
-    which: Tensor
+    x: Tensor | np.ndarray  # (sets * samples, inputs)
+    y: Tensor  # (sets * samples,)
+    begin: Tensor  # (networks, 1): where the samples of each network begin
     device: torch.device
     dtype: torch.dtype
 
@@ -106,18 +106,19 @@ class _Sets:
         """Gather a batch for every network."""
         if isinstance(self.x, np.ndarray):  # only the rows that are needed are read
             x = torch.from_numpy(np.ascontiguousarray(self.x[rows.cpu().numpy()])).to(self.device)
-            return x.to(self.dtype), self.y[0, rows]
-        sets = self.which.unsqueeze(-1)
-        return self.x[sets, rows], self.y[sets, rows]
+            return x.to(self.dtype), self.y[rows]
+        places = (rows + self.begin).flatten()  # whole rows are copied faster than entries
+        x = self.x.index_select(0, places).view(*rows.shape, -1)
+        return x, self.y.index_select(0, places).view(rows.shape)
 
     def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return a range of samples for every network, once if all share them."""
         if isinstance(self.x, np.ndarray):
             part = torch.from_numpy(np.array(self.x[start:stop]))
-            return part.to(self.device, self.dtype), self.y[0, start:stop]
-        if len(self.x) == 1:
-            return self.x[0, start:stop], self.y[0, start:stop]
-        return self.x[self.which, start:stop], self.y[self.which, start:stop]
+            return part.to(self.device, self.dtype), self.y[start:stop]
+        if not self.begin.any():
+            return self.x[start:stop], self.y[start:stop]
+        return self.batch(torch.arange(start, stop, device=self.device).expand(len(self.begin), -1))
 
 
 def _sets(
@@ -125,12 +126,12 @@ def _sets(
 ) -> _Sets:
     dtype = next(stack.module.parameters()).dtype
     parts = [part(data) for data in stack.data]
-    y = torch.stack([y for _, y in parts]).to(device)
+    y = torch.cat([y for _, y in parts]).to(device)
+    begin = (stack.which * len(parts[0][1])).unsqueeze(-1).to(device)
     if len(parts) == 1 and isinstance(parts[0][0], np.ndarray):
-        return _Sets(parts[0][0], y, stack.which.to(device), device, dtype)
+        return _Sets(parts[0][0], y, begin, device, dtype)
     held = [torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x for x, _ in parts]
-    x = torch.stack(held).to(device, dtype)
-    return _Sets(x, y, stack.which.to(device), device, dtype)
+    return _Sets(torch.cat(held).to(device, dtype), y, begin, device, dtype)
 
 
 class _Engine:
