@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import operator
 from typing import SupportsIndex
 
-__all__ = ["FileError", "FissileError", "whole"]
+__all__ = ["FileError", "FissileError", "needs", "whole"]
 
 
 class FissileError(ValueError):
@@ -29,3 +30,9 @@ def whole(name: str, value: SupportsIndex, *, least: int) -> int:
     if isinstance(value, bool) or number < least:
         raise FissileError(f"{name}={value!r} is not a whole number of at least {least}; give one")
     return number
+
+
+def needs(module: str, extra: str) -> None:
+    """Say which extra to install where an optional package is missing."""
+    if importlib.util.find_spec(module) is None:
+        raise FissileError(f"this needs {module}: pip install 'fissile[{extra}]'")

@@ -101,8 +101,8 @@ class Bank:
     def _begin(self, members: list[Member], stacks: list[Stack], start: int) -> None:
         self.members, self.start = members, start
         self._stacks = _merged(stacks)
-        self._accuracy = [[] for _ in members]  # type: list[list[float]]
-        self._loss = [[] for _ in members]  # type: list[list[float]]
+        self._accuracy: list[list[float]] = [[] for _ in members]
+        self._loss: list[list[float]] = [[] for _ in members]
 
     def __len__(self) -> int:
         return len(self.members)
