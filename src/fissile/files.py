@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fissile.chain import NORMS
-from fissile.errors import FileError
+from fissile.errors import FileError, needs
 from fissile.layers import (
     REMOVED,
     DropConnectLinear,
@@ -48,6 +48,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     >>> save(expand(model, 2), "wide.safetensors")
     """
+    needs("safetensors", "files")
     from safetensors.torch import save_file
 
     tensors = {}
@@ -80,6 +81,7 @@ def load(
             expanded; a filled copy is returned, in the given model's dtype.
         device: where the new model shall live, if no model is given.
     """
+    needs("safetensors", "files")
     tensors, recipe = _read(Path(path))
     try:
         built = _empty_mlp(recipe) if model is None else copy.deepcopy(model)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fissile.errors import needs
+
 __all__ = ["Progress", "quiet"]
 
 
@@ -18,6 +20,7 @@ class Progress:
     @contextmanager
     def of(self, networks: int, epochs: int) -> Iterator[None]:
         """Show the bar while a bank trains ``epochs`` epochs, summed over its networks."""
+        needs("rich", "bank")
         from rich import progress
 
         columns = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
+from fissile.errors import needs
 from fissile.layers import SparseLinear, weight_of
 from fissile.measure import gram
 
@@ -30,6 +31,7 @@ def weights_and_gram(
     Crosses mark weights that do not exist, vertical lines the clauses, horizontal lines the
     children of one parent.
     """
+    needs("matplotlib", "demo")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.1 * len(models)), layout="constrained")
