@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,3 +90,39 @@ def test_a_bank_on_every_device_agrees_with_the_plain_one_on_the_processor(devic
         one, other = (bank.take(index)[0].state_dict() for bank in banks)
         for key in one:
             torch.testing.assert_close(one[key], other[key].cpu(), rtol=0, atol=1e-4)
+
+
+def small_task():
+    x = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    return Data(x[:200], y[:200], x[200:], y[200:])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("norm", [False, True])
+def test_networks_go_out_and_come_back_on_every_device(device, norm):
+    specs = [Spec([16, 8, 1], small_task(), seed=s, layer_norm=norm) for s in range(3)]
+    bank, twin = (Bank(specs, device=device).branch({"": Expand(2)}) for _ in range(2))
+    bank.train(until=1), twin.train(until=1)
+    bank.put(1, *bank.take(1))
+    assert len(bank._stacks) == 1, "it was to find its place among its like again"
+    bank.train(until=3), twin.train(until=3)
+    for index in range(3):
+        one, other = (b.take(index)[0].state_dict() for b in (bank, twin))
+        for key in one:
+            torch.testing.assert_close(one[key], other[key], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_file_is_streamed_to_every_device(device, norm, tmp_path):
+    task = small_task()
+    np.save(tmp_path / "x.npy", task.x.numpy())
+    mapped = Data(np.load(tmp_path / "x.npy", mmap_mode="r"), task.y, task.x_test, task.y_test)
+    banks = []
+    for data in (task, mapped):
+        specs = [Spec([16, 8, 1], data, seed=s, layer_norm=norm) for s in range(2)]
+        banks.append(Bank(specs, device=device))
+        banks[-1].train(until=3)
+    torch.testing.assert_close(banks[0].loss, banks[1].loss, rtol=1e-4, atol=1e-5)
+    assert torch.equal(banks[0].accuracy, banks[1].accuracy)
