@@ -261,6 +261,7 @@ def test_real_boolean_data_is_learned():
 BAD = {
     "no network": (lambda d: Bank([]), "at least one network"),
     "engine": (lambda d: Bank([Spec([8, 4, 1], d)], engine="warp"), "unknown engine 'warp'"),
+    "device": (lambda d: Bank([Spec([8, 4, 1], d)], device="warp"), "cannot train on 'warp' here"),
     "inputs": (lambda d: Spec([7, 4, 1], d), "takes 7 inputs, its data has 8"),
     "classes": (lambda d: Spec([8, 4, 1], blobs(0, 3)), "tell 2 classes apart, the data has 3"),
     "seed": (lambda d: Spec([8, 4, 1], d, seed=-1), "seed=-1 is not a whole number"),

@@ -92,14 +92,14 @@ class Bank:
             shape = (tuple(spec.sizes), spec.embedding, spec.layer_norm, spec.activation)
             groups[shape, spec.recipe.batch, spec.data.shapes()].append(index)
         stacks = [Stack.of([specs[i] for i in group], group, dtype) for group in groups.values()]
-        self._begin([Member(spec, Dense()) for spec in specs], stacks, start=0)
+        self._begin([Member(spec, Dense()) for spec in specs], stacks)
 
     def _configure(self, device: torch.device | str, dtype: torch.dtype, engine: str) -> None:
-        self.device, self.dtype = torch.device(device), dtype
+        self.device, self.dtype = _check_device(device), dtype
         self.engine = engines.check(engine)
 
-    def _begin(self, members: list[Member], stacks: list[Stack], start: int) -> None:
-        self.members, self.start = members, start
+    def _begin(self, members: list[Member], stacks: list[Stack]) -> None:
+        self.members = members
         self._stacks = _merged(stacks)
         self._accuracy: list[list[float]] = [[] for _ in members]
         self._loss: list[list[float]] = [[] for _ in members]
@@ -175,7 +175,7 @@ class Bank:
         ]
         bank = Bank.__new__(Bank)
         bank._configure(self.device, self.dtype, self.engine)
-        bank._begin(members, stacks, start=self._stacks[0].epoch)
+        bank._begin(members, stacks)
         return bank
 
     # --- results
@@ -275,6 +275,14 @@ class Bank:
             if rows:
                 return stack, rows[0]
         raise AssertionError(f"network {index} is in no stack")
+
+
+def _check_device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise FissileError(f"cannot train on {str(device)!r} here: {reason}") from None
 
 
 def _check_module(module: nn.Module, spec: Spec, arm: Arm, adam: Adam | None) -> None:

@@ -89,7 +89,9 @@ def _chain(module: nn.Module) -> Iterator[nn.Module]:
     embedding = getattr(module, "embedding", None)
     if embedding is not None:
         yield embedding
-    yield from module.get_submodule("layers").children()
+    for layer in module.get_submodule("layers")._modules.values():  # children() shows each once
+        assert layer is not None
+        yield layer
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ class _Engine:
         return loss
 
     def _replayed(self, rows: Int[Tensor, "networks batch"]) -> Float[Tensor, " networks"]:
-        """Make a step; on a GPU record the third as a graph, which is launched as one from then on.
+        """Make a step; on a GPU, after three, record one as a graph that is launched as a whole.
 
         A step of small networks is some fifty small launches: waiting for them is most of its time.
         """

@@ -35,7 +35,7 @@ def linear_layers(module: nn.Module) -> list[nn.Linear | SparseLinear]:
 
 def relus(module: nn.Module) -> list[bool] | None:
     """Tell after which linear layers a ReLU stands; None if anything else stands there."""
-    layers = list(module.get_submodule("layers").children())
+    layers = module.get_submodule("layers")._modules.values()
     found = [False] if getattr(module, "embedding", None) is not None else []
     for layer in layers:
         if isinstance(layer, DropConnectLinear):

@@ -32,7 +32,7 @@ _LEAST_HIDDEN = 8
 #: W1 and its two moments and gradient are four tiles of this many floats at most.
 _MOST_WEIGHTS = 8192
 _MOST_CLASSES = 128
-#: Batched PyTorch overtakes the kernel beyond: the batch no longer fits beside the weights.
+#: Beyond, a batch no longer fits beside the weights, and the kernel lost its lead when tried.
 _MOST_INPUTS = 256
 
 
@@ -220,8 +220,9 @@ def _padded(
 
 
 def _suiting(networks: int, h: int, d: int, c: int) -> tuple[int, int]:
-    """Return the chunk and the warps that measured best on an H200 (benchmarks/gpu_shapes.py).
+    """Return the chunk and the warps that suit, after benchmarks/gpu_shapes.py on an H200.
 
+    Up to 2048 weights they were timed alone on the chip; beyond, only roughly, side by side.
     Few networks leave the chip idle: then more threads for each shorten its steps.
     """
     weights = h * max(d, c)
