@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from fissile import MLP, Gram, Groups, Overlapping, Random, Split, Structured
+from fissile import MLP, Blocks, Gram, Groups, Overlapping, Random, Split, Structured
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -25,6 +25,7 @@ def splits_for(inputs, alpha):
     """Every split that fits a fan-in, by the registry's rules."""
     fitting = [Random(), Overlapping(), Gram(), Gram(clusters=alpha)]
     fitting += [Structured(n, n * alpha) for n in (1, 2) if inputs % (n * alpha) == 0]
+    fitting += [Blocks(1)]
     fitting += [Groups([j % alpha for j in range(inputs)])]
     fitting += [Groups([min(j, alpha) for j in range(inputs)])] if inputs > alpha else []
     return fitting

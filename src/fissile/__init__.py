@@ -14,13 +14,23 @@ from fissile.files import load, save
 from fissile.layers import DropConnectLinear, MaskedLinear, PartitionedLinear
 from fissile.network import MLP
 from fissile.rewire import Rewire
-from fissile.split import Gram, Groups, Overlapping, Random, Split, Structured, register_split
+from fissile.split import (
+    Blocks,
+    Gram,
+    Groups,
+    Overlapping,
+    Random,
+    Split,
+    Structured,
+    register_split,
+)
 from fissile.summary import summary
 
 __version__ = "0.1.0"
 
 __all__ = [
     "MLP",
+    "Blocks",
     "DropConnectLinear",
     "FileError",
     "FissileError",

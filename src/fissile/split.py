@@ -22,6 +22,7 @@ from fissile.kmeans import gram_points, kmeans
 from fissile.shapes import Bool, Float, Int
 
 __all__ = [
+    "Blocks",
     "Gram",
     "Groups",
     "Overlapping",
@@ -135,6 +136,23 @@ class Groups(Split):
             )
         labels = torch.tensor(self.groups).expand(*batch, inputs)
         return _deal_groups(labels, count, parents, alpha, draw).to(weight.device)
+
+
+class Blocks(Split):
+    """Deal groups of ``size`` consecutive inputs: the clauses of a Boolean task of any length.
+
+    >>> Blocks(4)  # on a layer of 32 inputs the same as Groups(torch.arange(32) // 4)
+    Blocks(size=4)
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = whole("size", size, least=1)
+
+    def deal(
+        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
+    ) -> Int[Tensor, "*batch parents inputs"]:
+        """Deal the blocks as groups."""
+        return Groups(torch.arange(weight.shape[-1]) // self.size).deal(weight, alpha, draw)
 
 
 class Gram(Split):

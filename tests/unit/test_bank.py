@@ -30,6 +30,7 @@ ARMS = {
     "2:4": Expand(2, Structured(2, 4)),
     "overlapping": Expand(2, Overlapping()),
     "three, strict": Expand(3, budget="all"),
+    "fresh": Expand(2, moments="fresh"),
     "dropconnect": DropConnect(2),
     "dynamic": Dynamic(2, every=3, fraction=0.2),
     "by gradient": Dynamic(2, every=4, fraction=0.1, grow="gradient"),
@@ -61,6 +62,8 @@ def loop(spec, arm, warm_up, fine_tune, dtype):
         model = fissile.expand(
             model, arm.alpha, arm.split, seed=spec.seed, budget=arm.budget, optimizer=adam
         )
+        if arm.moments == "fresh":
+            adam = torch.optim.Adam(model.parameters(), spec.recipe.lr)
     elif isinstance(arm, DropConnect):
         model = fissile.dropconnect(model, arm.alpha, seed=spec.seed, optimizer=adam)
     elif isinstance(arm, Dynamic):

@@ -69,7 +69,7 @@ def rows_of(bits: Any) -> list[Row]:
 
 def drawn(clauses: int, size: int, kind: int, rows: int = 4000, option: Any = "literal") -> Any:
     kinds = np.full(rows, kind)
-    return _bits(np.random.default_rng(7), Formula(clauses, size), kinds, option)
+    return _bits(np.random.default_rng(7), Formula(clauses, size), kinds, (option, "matched"))
 
 
 def same(a: Samples, b: Samples) -> bool:
@@ -90,10 +90,11 @@ def test_formula_on_every_assignment(clauses: int, size: int) -> None:
     assert formula.groups.tolist() == [i // size for i in range(formula.literals)]
 
 
+@pytest.mark.parametrize("others", ["matched", "arbitrary"])
 @pytest.mark.parametrize("negatives", ["literal", "clause"])
 @pytest.mark.parametrize(("clauses", "size"), SHAPES)
-def test_labels_are_the_formula(clauses: int, size: int, negatives: Any) -> None:
-    samples = dnf(clauses, size, samples=501, negatives=negatives)
+def test_labels_are_the_formula(clauses: int, size: int, negatives: Any, others: Any) -> None:
+    samples = dnf(clauses, size, samples=501, negatives=negatives, others=others)
     assert len(samples) == 501
     assert samples.x.shape == samples.bits.shape == (501, clauses * size)
     assert (samples.x.dtype, samples.y.dtype) == (torch.float32, torch.int64)
@@ -133,6 +134,19 @@ def test_near_misses_are_half_of_the_negatives() -> None:
     # With one clause and no room for more literals, the kinds differ in their number of ones.
     samples = dnf(1, 4, samples=400)
     assert Counter(samples.bits.sum(-1).tolist()) == {4: 200, 3: 100, 1: 100}
+
+
+def test_arbitrary_assignments_have_half_their_literals_on() -> None:
+    matched, arbitrary = (
+        dnf(8, samples=4_000, others=others) for others in ("matched", "arbitrary")
+    )
+    most = 8 + 4
+    assert int(matched.bits.sum(-1).max()) <= most
+    ones = arbitrary.bits.sum(-1)
+    assert int(ones[arbitrary.y == 1].max()) <= most
+    # Without a whole clause a clause of four has 28 / 15 literals on, on average.
+    far = torch.sort(ones[arbitrary.y == 0]).values[-900:].double()
+    assert 14 < float(far.mean()) < 17
 
 
 @pytest.mark.parametrize("clauses", [8, 32])
@@ -284,6 +298,7 @@ def test_redraws_end() -> None:
         ({"seed": -1}, "seed=-1"),
         ({"seed": None}, "seed=None"),
         ({"negatives": "both"}, "negatives='both' is not known; give 'literal' or 'clause'"),
+        ({"others": "any"}, "others='any' is not known; give 'matched' or 'arbitrary'"),
     ],
 )
 def test_bad_input(changes: dict[str, Any], message: str) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import splits_for
 
-from fissile import Gram, Groups, Random, Structured
+from fissile import Blocks, Gram, Groups, Random, Structured
 from fissile.draw import seeded
 from fissile.kmeans import gram_points
 from fissile.layers import gathered, owner_mask, spread
@@ -129,3 +129,10 @@ def test_gathering_undoes_spreading(shape):
     weight = weights(parents, alpha * times, seed)
     owner = Random().deal(weight, alpha, seeded(seed))
     assert torch.equal(gathered(spread(weight, owner, alpha), owner, alpha), weight)
+
+
+def test_blocks_are_groups_of_consecutive_inputs():
+    weight = weights(10, 24)
+    owner = Blocks(4).deal(weight, 3, seeded(5))
+    assert torch.equal(owner, Groups(torch.arange(24) // 4).deal(weight, 3, seeded(5)))
+    assert not torch.equal(owner, Blocks(2).deal(weight, 3, seeded(5)))

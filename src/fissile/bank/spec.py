@@ -93,11 +93,19 @@ class Dense:
 
 @dataclass(frozen=True)
 class Expand:
-    """The arm that is expanded: ``Expand(2, Groups(...))``; see :func:`fissile.expand`."""
+    """The arm that is expanded: ``Expand(2, Groups(...))``; see :func:`fissile.expand`.
+
+    ``moments="fresh"`` starts Adam anew at the split instead of carrying its moments over.
+    """
 
     alpha: int
     split: Split = field(default_factory=Random)
     budget: Literal["weights", "all"] = "weights"
+    moments: Literal["carry", "fresh"] = "carry"
+
+    def __post_init__(self) -> None:
+        if self.moments not in ("carry", "fresh"):
+            raise FissileError(f"moments={self.moments!r} is not known; give 'carry' or 'fresh'")
 
 
 @dataclass(frozen=True)

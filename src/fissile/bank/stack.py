@@ -189,6 +189,8 @@ class Stack:
             module = expand(module, arm.alpha, arm.split, seed=seeds, optimizer=adam)
             module = to_masked(module, optimizer=adam)
         new.module = module
+        if isinstance(arm, Expand) and arm.moments == "fresh":
+            new.adam = fresh_adam(module, len(new))
         return new
 
     def snapshot(self) -> Snapshot:

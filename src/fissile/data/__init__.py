@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fissile.data.dnf import Formula, Negatives, Samples, dnf, dnf_task
+from fissile.data.dnf import Formula, Negatives, Others, Samples, dnf, dnf_task
 
-__all__ = ["Formula", "Negatives", "Samples", "dnf", "dnf_task"]
+__all__ = ["Formula", "Negatives", "Others", "Samples", "dnf", "dnf_task"]

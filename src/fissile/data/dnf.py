@@ -13,9 +13,11 @@ from torch import Tensor
 from fissile.errors import FissileError, whole
 from fissile.shapes import Bool, Float, Int
 
-__all__ = ["Formula", "Negatives", "Samples", "dnf", "dnf_task"]
+__all__ = ["Formula", "Negatives", "Others", "Samples", "dnf", "dnf_task"]
 
 Negatives = Literal["literal", "clause"]
+Others = Literal["matched", "arbitrary"]
+_False = tuple[Negatives, Others]  # how the two kinds of false rows are made
 
 _POSITIVE, _NEAR, _UNIFORM = 0, 1, 2  # kinds of row; a near miss starts as a positive
 _ROUNDS = 1000  # redraws before a formula is given up as one that almost no row falsifies
@@ -88,6 +90,7 @@ def dnf(
     samples: int = 10_000,
     seed: int = 0,
     negatives: Negatives = "literal",
+    others: Others = "matched",
     jitter: bool = True,
 ) -> Samples:
     """Draw samples of a formula, half of them true, in random order.
@@ -99,12 +102,13 @@ def dnf(
     A true row has a whole clause on and other literals besides. Half of the false rows are near
     misses, the others have literals on at random. `negatives` says what makes a near miss:
     `"literal"` (Algorithm A2) switches off one literal of the clause that was whole, `"clause"`
-    (the paper's prose) one literal of every clause. `jitter` moves off to [0, 0.5] and on to
-    [3, 3.5]; without it they are 0 and 1.
+    (the paper's prose) one literal of every clause. `others` says how many literals the rest have
+    on: `"matched"` (A2) as many as a true row, `"arbitrary"` (the prose) each with odds of one
+    half. `jitter` moves off to [0, 0.5] and on to [3, 3.5]; without it they are 0 and 1.
     """
     formula = Formula(clauses, size)
-    _check(negatives, seed, samples=samples)
-    return _samples(formula, samples, negatives, jitter, np.random.SeedSequence(seed))
+    _check(negatives, others, seed, samples=samples)
+    return _samples(formula, samples, (negatives, others), jitter, np.random.SeedSequence(seed))
 
 
 def dnf_task(
@@ -115,6 +119,7 @@ def dnf_task(
     test: int = 2_000,
     seed: int = 0,
     negatives: Negatives = "literal",
+    others: Others = "matched",
     jitter: bool = True,
 ) -> tuple[Samples, Samples]:
     """Draw training and test samples independently of each other; the options are `dnf`'s.
@@ -124,21 +129,21 @@ def dnf_task(
     (torch.Size([100, 32]), torch.Size([20, 32]))
     """
     formula = Formula(clauses, size)
-    _check(negatives, seed, train=train, test=test)
+    _check(negatives, others, seed, train=train, test=test)
     for_train, for_test = np.random.SeedSequence(seed).spawn(2)
     return (
-        _samples(formula, train, negatives, jitter, for_train),
-        _samples(formula, test, negatives, jitter, for_test),
+        _samples(formula, train, (negatives, others), jitter, for_train),
+        _samples(formula, test, (negatives, others), jitter, for_test),
     )
 
 
 def _samples(
-    formula: Formula, samples: int, negatives: Negatives, jitter: bool, seed: np.random.SeedSequence
+    formula: Formula, samples: int, false: _False, jitter: bool, seed: np.random.SeedSequence
 ) -> Samples:
     # Bits and jitter have streams of their own: turning jitter off leaves the bits as they were.
     for_bits, for_jitter = map(np.random.default_rng, seed.spawn(2))
     kinds = for_bits.permutation(_kinds(samples))
-    bits = _bits(for_bits, formula, kinds, negatives)
+    bits = _bits(for_bits, formula, kinds, false)
     x = bits.astype(np.float32)
     if jitter:
         x *= 3
@@ -157,7 +162,7 @@ def _kinds(samples: int) -> NDArray[np.int64]:
 
 
 def _bits(
-    rng: np.random.Generator, formula: Formula, kinds: NDArray[np.int64], negatives: Negatives
+    rng: np.random.Generator, formula: Formula, kinds: NDArray[np.int64], false: _False
 ) -> NDArray[np.bool_]:
     """A row for each kind, redrawn for as long as the formula disagrees with it."""
     least, spread = formula.literals // 4, formula.literals // 8
@@ -167,7 +172,7 @@ def _bits(
     for _ in range(_ROUNDS):
         # A redrawn row keeps its number of ones, as in A2. It keeps its kind too, which A2 tosses
         # for again: that would leave fewer rows of the kind that is rejected more often.
-        bits[rows] = drawn = _draw(rng, formula, kinds[rows], ones[rows], negatives)
+        bits[rows] = drawn = _draw(rng, formula, kinds[rows], ones[rows], false)
         rows = rows[_true(formula, drawn) != (kinds[rows] == _POSITIVE)]
         if not len(rows):
             return bits
@@ -182,9 +187,10 @@ def _draw(
     formula: Formula,
     kinds: NDArray[np.int64],
     ones: NDArray[np.int64],
-    negatives: Negatives,
+    false: _False,
 ) -> NDArray[np.bool_]:
     """One attempt at each row."""
+    negatives, others = false
     built, near = kinds != _UNIFORM, np.flatnonzero(kinds == _NEAR)
     clause = rng.integers(formula.clauses, size=len(kinds))
     whole = (formula.groups.numpy() == clause[:, None]) & built[:, None]
@@ -195,6 +201,8 @@ def _draw(
     else:
         member = rng.integers(formula.size, size=(len(near), formula.clauses))
         bits[near[:, None], np.arange(formula.clauses) * formula.size + member] = False
+    if others == "arbitrary":
+        bits[~built] = rng.random((np.count_nonzero(~built), formula.literals), np.float32) < 0.5
     return bits
 
 
@@ -218,9 +226,11 @@ def _true(formula: Formula, bits: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return true
 
 
-def _check(negatives: str, seed: int, **sizes: int) -> None:
+def _check(negatives: str, others: str, seed: int, **sizes: int) -> None:
     for name, value in sizes.items():
         whole(name, value, least=2)
     whole("seed", seed, least=0)
     if negatives not in get_args(Negatives):
         raise FissileError(f"negatives={negatives!r} is not known; give 'literal' or 'clause'")
+    if others not in get_args(Others):
+        raise FissileError(f"others={others!r} is not known; give 'matched' or 'arbitrary'")
