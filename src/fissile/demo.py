@@ -1,52 +1,71 @@
 """The case study as a demonstration: ``python -m fissile.demo``.
 
 Trains the paper's example on generated data, prints the arms side by side with the paper's
-numbers, and draws its Figure 1.
+numbers, and draws its Figure 1. It is the study ``codes`` of the lab, in a store of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fissile.bank import Progress
-from fissile.lab.case_study import PAPER, CaseStudy, Outcome, run
-from fissile.lab.plots import weights_and_gram
+from fissile.errors import FissileError
+from fissile.lab.plots import draw, save
+from fissile.lab.progress import Bar
+from fissile.lab.results import Results
+from fissile.lab.run import run
+from fissile.lab.stats import summary
+from fissile.lab.store import Run, Store
+from fissile.lab.studies import STUDIES
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = ["main"]
 
-Trials = list[list[Outcome]]
+_STUDY = STUDIES["codes"]
+_COLUMNS = {
+    "accuracy": ("accuracy %", 1),
+    "nonzeros": ("non-zeros", 0),
+    "capacity": ("capacity", 2),
+    "absolute_cosine": ("|cosine|", 2),
+    "collisions": ("collisions", 2),
+    "coded": ("codes", 1),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; the exit code is 0 unless it was interrupted."""
-    options = _options(arguments)
-    console = Console()
-    study = CaseStudy(warm_up=options.epochs, fine_tune=options.epochs, trials=options.trials)
+    """Run the demo; the exit code is 0 unless it failed or was interrupted."""
+    options, console = _options(arguments), Console()
     console.print(
-        f"{study.trials} networks warm up for {study.warm_up} epochs, then go on in "
-        f"{len(study.arms())} arms for {study.fine_tune} more."
+        f"{options.trials} networks warm up for {options.epochs} epochs, then go on in "
+        f"{len(_STUDY.arms)} arms for {options.epochs} more."
     )
     begin = time.perf_counter()
     try:
-        trials = run(study, Progress())
+        results = _run(options.trials, options.epochs)
+        console.print(_table(results.frame, options.epochs, options.trials))
+        console.print(_verdict(results.frame))
+        console.print(f"{_steps(results):,} steps in {time.perf_counter() - begin:.0f} s.")
+        figure = draw(_STUDY, results.frame, results.pictures)
+        assert figure is not None
+        paths = save(figure, options.out, "codes")
     except KeyboardInterrupt:
         console.print("Stopped; for a quicker look: python -m fissile.demo --epochs 25")
         return 130
-    console.print(_table(trials, study))
-    console.print(_verdict(trials))
-    console.print(f"{_steps(study):,} training steps in {time.perf_counter() - begin:.0f} s.")
-    best = max(trials, key=lambda trial: sum(outcome.accuracy for outcome in trial))
-    models = {f"{o.arm} ({o.accuracy:.1%})": o.model for o in best}
-    path = weights_and_gram(models, study.formula.groups, options.out / "codes.png")
-    console.print(f"The picture of W1 and its Gram matrix (trial {best[0].trial}) is in {path}")
+    except FissileError as error:
+        console.print(f"error: {error}")
+        return 1
+    png = next(path for path in paths if path.suffix == ".png")
+    console.print(f"The picture of W1 and its Gram matrix (trial 0) is in {png}", soft_wrap=True)
     return 0
 
 
@@ -69,58 +88,52 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _steps(study: CaseStudy) -> int:
-    epochs = study.warm_up + len(study.arms()) * study.fine_tune
-    return study.trials * epochs * -(-study.train // 64)
+def _run(trials: int, epochs: int) -> Results:
+    changes: dict[str, object] = {"warm_up": epochs, "fine_tune": epochs}
+    works = _STUDY.works("paper", trials, changes)
+    with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
+        with Bar() as bar:
+            run(works, store, watcher=bar)
+        rows = store.rows([work.key for work in works])
+    return Results(_STUDY, Run("codes", "paper", trials, changes, "make demo", ""), works, rows)
 
 
-def _arm(trials: Trials, arm: str, measure: str) -> list[float]:
-    return [float(getattr(o, measure)) for trial in trials for o in trial if o.arm == arm]
+def _steps(results: Results) -> int:
+    """Count the steps that were made: the arms of a trial share its warm-up."""
+    dense = results.works[0].steps // 2
+    return dense * (len(results.works) + len(results.works) // len(_STUDY.arms))
 
 
-def _table(trials: Trials, study: CaseStudy) -> Table:
+def _table(frame: DataFrame, epochs: int, trials: int) -> Table:
     table = Table(
-        title=f"{study.clauses} clauses of {study.size} literals, {study.neurons} neurons, "
-        f"alpha {study.alpha}; {study.warm_up} + {study.fine_tune} epochs, {len(trials)} trials",
+        title=f"8 clauses of 4 literals, 8 neurons, alpha 2; {epochs} + {epochs} epochs, "
+        f"{trials} trials",
         caption="mean ± standard error; the paper trained 1000 + 1000 epochs for this example",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for heading in (
-        "arm",
-        "accuracy %",
-        "paper",
-        "non-zeros",
-        "capacity",
-        "|cosine|",
-        "collisions",
-    ):
+    for heading in ("arm", "paper %", *(title for title, _ in _COLUMNS.values())):
         table.add_column(heading, justify="left" if heading == "arm" else "right", no_wrap=True)
-    for arm, paper in PAPER.items():
-        table.add_row(
-            arm,
-            _spread([100 * value for value in _arm(trials, arm, "accuracy")], 1),
-            f"{100 * paper:.1f}",
-            "/".join(str(int(n)) for n in sorted(set(_arm(trials, arm, "nonzeros")))),
-            _spread(_arm(trials, arm, "capacity"), 2),
-            _spread(_arm(trials, arm, "cosine"), 2),
-            _spread(_arm(trials, arm, "collisions"), 2),
-        )
+    paper = _STUDY.published[0].values[8]
+    for arm in (arm.name for arm in _STUDY.arms):
+        part = frame[frame["arm"] == arm]
+        cells = [_spread(part[name], digits) for name, (_, digits) in _COLUMNS.items()]
+        table.add_row(arm, f"{paper[arm]:.1f}", *cells)
     return table
 
 
-def _spread(values: list[float], digits: int) -> str:
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    if len(values) < 2:
-        return mean
-    return f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
+def _spread(values: DataFrame, digits: int) -> str:
+    found = summary(values)
+    if not found.error > 0:
+        return f"{found.mean:.{digits}f}"
+    return f"{found.mean:.{digits}f} ± {found.error:.{digits}f}"
 
 
-def _verdict(trials: Trials) -> str:
+def _verdict(frame: DataFrame) -> str:
     """Say plainly whether the arms came out in the paper's order."""
-    means = {arm: statistics.fmean(_arm(trials, arm, "accuracy")) for arm in PAPER}
-    order = sorted(means, key=lambda arm: means[arm])
-    if order == ["dense", "random", "clause"]:
+    means = frame.groupby("arm")["accuracy"].mean()
+    order = list(means.sort_values().index)
+    if order == ["dense", "random-2", "clause-2"]:
         return "As in the paper: dense is below random, and random below clause."
     return f"Not as in the paper: from worst to best the arms came out as {', '.join(order)}."
 

@@ -1,6 +1,6 @@
 """Many small networks trained as one program."""
 
-from fissile.bank.bank import Bank, Group, Member
+from fissile.bank.bank import Bank, Group, Member, check_device
 from fissile.bank.progress import Progress
 from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Spec
 
@@ -16,4 +16,5 @@ __all__ = [
     "Member",
     "Progress",
     "Spec",
+    "check_device",
 ]

@@ -30,7 +30,7 @@ from fissile.layers import PartitionedLinear, SparseLinear, weight_of
 from fissile.network import MLP
 from fissile.shapes import Float, Int
 
-__all__ = ["Bank", "Group", "Member"]
+__all__ = ["Bank", "Group", "Member", "check_device"]
 
 _log = logging.getLogger("fissile")
 
@@ -95,7 +95,7 @@ class Bank:
         self._begin([Member(spec, Dense()) for spec in specs], stacks)
 
     def _configure(self, device: torch.device | str, dtype: torch.dtype, engine: str) -> None:
-        self.device, self.dtype = _check_device(device), dtype
+        self.device, self.dtype = check_device(device), dtype
         self.engine = engines.check(engine)
 
     def _begin(self, members: list[Member], stacks: list[Stack]) -> None:
@@ -277,7 +277,8 @@ class Bank:
         raise AssertionError(f"network {index} is in no stack")
 
 
-def _check_device(device: torch.device | str) -> torch.device:
+def check_device(device: torch.device | str) -> torch.device:
+    """Return a device that networks can be trained on, or say why it is none."""
     try:
         return torch.empty(0, device=device).device
     except (AssertionError, RuntimeError) as error:

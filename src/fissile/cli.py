@@ -1,0 +1,316 @@
+"""The command line of the lab: run the paper's studies, look at them, report on them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fissile.bank import check_device
+from fissile.errors import FissileError
+from fissile.lab.progress import Bar
+from fissile.lab.results import Results, latest, load
+from fissile.lab.run import run as run_trials
+from fissile.lab.store import Run, Store
+from fissile.lab.studies import STUDIES, find
+from fissile.lab.study import SCALES, Study
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="The lab of fissile: every figure and table of the paper from one command.",
+    epilog="Begin with: fissile run all --scale quick && fissile report",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Scale = Enum("Scale", {name: name for name in SCALES}, type=str)  # type: ignore[misc]
+Format = Enum("Format", {name: name for name in ("csv", "json", "parquet")}, type=str)  # type: ignore[misc]
+
+
+def _complete(incomplete: str) -> list[str]:
+    return [name for name in (*STUDIES, "all") if name.startswith(incomplete)]
+
+
+Ids = Annotated[
+    list[str], typer.Argument(help="Studies, or all of them: all.", autocompletion=_complete)
+]
+Out = Annotated[Path, typer.Option(help="The folder of the store.", envvar="FISSILE_LAB")]
+SomeScale = Annotated[Scale | None, typer.Option(help="Only runs of this scale.")]
+_OUT = Path("fissile-lab")
+
+
+@app.command(epilog="Example: fissile studies --out fissile-lab")
+def studies(out: Out = _OUT) -> None:
+    """List the studies, what each costs at each scale, and what is already done."""
+    table = _table("study", "what the paper shows", *SCALES, "done at paper scale")
+    with _store(out, create=False) if _exists(out) else _Nothing() as store:
+        for study in STUDIES.values():
+            costs = [_cost(study, scale) for scale in SCALES]
+            table.add_row(study.id, study.artefact, *costs, _share(study, store))
+    _print(table)
+    typer.echo(
+        "Costs: trials, and the estimated time on two processor cores. Trials that studies share "
+        "are computed once."
+    )
+
+
+@app.command(
+    epilog="Examples: fissile run superposition --scale quick · "
+    "fissile run all --scale paper --device cuda · fissile run capacity --set train=5000"
+)
+def run(
+    ids: Ids,
+    scale: Annotated[Scale, typer.Option(help="From seconds to the paper's own grid.")] = "quick",  # type: ignore[assignment]
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Trials per setting; by default the scale's.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, ...")] = "cpu",
+    every: Annotated[
+        float | None,
+        typer.Option(min=0, help="Store results after about so many seconds of work."),
+    ] = None,
+    out: Out = _OUT,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train=5000."),
+    ] = None,
+) -> None:
+    """Run studies; what is stored already is not computed again, and Ctrl-C loses little."""
+    chosen, changed = find(ids), _parsed(changes or [])
+    check_device(device)
+    runs = [_wanted(study, scale.value, trials, changed) for study in chosen]
+    # A setting that only some studies have changes those; one that none has is a mistake.
+    for name in set(changed) - {name for one in runs for name in one.changes}:
+        chosen[0].works(scale.value, trials, {name: changed[name]})
+    works = [w for one in runs for w in STUDIES[one.study].works(one.scale, trials, one.changes)]
+    with _store(out) as store:
+        for one in runs:
+            store.note_run(one)
+        try:
+            with Bar() as bar:
+                tally = run_trials(works, store, device=device, every=every, watcher=bar)
+        except KeyboardInterrupt:
+            typer.echo(
+                f"Stopped. {store.count():,} trials are stored in {out}; the same command goes on.",
+                err=True,
+            )
+            raise typer.Exit(130) from None
+        typer.echo(f"{tally.text()}; {out} holds {store.count():,}.")
+        if len(runs) == 1:
+            _print_verdicts(load(store, runs[0]))
+        else:
+            _print_status([load(store, one) for one in runs])
+
+
+@app.command(epilog="Example: fissile status --out fissile-lab")
+def status(out: Out = _OUT) -> None:
+    """Show every run of the store: how far it is, and what became of its claims."""
+    with _store(out, create=False) as store:
+        _print_status([load(store, one) for one in store.runs() if one.study in STUDIES])
+
+
+@app.command(
+    epilog="Examples: fissile results capacity > capacity.csv · "
+    "fissile results superposition --format parquet --to gains.parquet"
+)
+def results(
+    study: Annotated[str, typer.Argument(help="A study.", autocompletion=_complete)],
+    format: Annotated[Format, typer.Option(help="csv, json or parquet.")] = "csv",  # type: ignore[assignment]
+    to: Annotated[Path | None, typer.Option(help="A file; by default the terminal.")] = None,
+    scale: SomeScale = None,
+    out: Out = _OUT,
+) -> None:
+    """Print a study's results: one row per setting, arm, trial and measure."""
+    from fissile.lab.frame import tidy
+
+    find([study])
+    with _store(out, create=False) as store:
+        runs = latest(store, [study], scale.value if scale else None)
+        found = load(store, runs[0]) if runs else None
+    if found is None or not found.rows:
+        raise FissileError(f"{out} holds no results of {study}; run: fissile run {study}")
+    _write(tidy(found.frame), format.value, to)
+
+
+@app.command(epilog="Example: fissile report --out fissile-lab --to report")
+def report(
+    to: Annotated[
+        Path | None, typer.Option(help="A folder; by default report in the store's.")
+    ] = None,
+    scale: SomeScale = None,
+    out: Out = _OUT,
+) -> None:
+    """Write one HTML page with every claim, figure and table, and the figures beside it."""
+    from fissile.lab.report import write
+
+    with _store(out, create=False) as store:
+        page = write(store, to or out / "report", scale=scale.value if scale else None)
+    typer.echo(f"The report is in {page}")
+
+
+@app.command(epilog="Example: fissile theory --literals 32 --neurons 64 --alpha 2 --simulate 1000")
+def theory(
+    literals: Annotated[int, typer.Option(help="Inputs of the formula.")] = 32,
+    size: Annotated[int, typer.Option(help="Literals in a clause.")] = 4,
+    neurons: Annotated[int, typer.Option(help="Neurons of the dense network.")] = 8,
+    alpha: Annotated[int, typer.Option(help="Children of a neuron.")] = 2,
+    eps: Annotated[float, typer.Option(help="How likely a missed clause may be.")] = 0.05,
+    simulate: Annotated[int, typer.Option(min=2, help="Networks to draw.")] = 1000,
+) -> None:
+    """Print coverage, collisions and required width: exact, as the paper has it, and sampled."""
+    from fissile.lab.compute import compute
+    from fissile.lab.trial import Sampling
+
+    work = Sampling(literals, size, neurons, alpha, simulate, eps)
+    found = compute([work])[0].measures
+    table = _table("", "exact", "the paper's approximation", "union bound", "sampled ± error")
+    for name, title in (("coverage", "every clause covered"), ("collision_ratio", "collisions")):
+        sampled = f"{found[name + '_simulated']:.4g} ± {found[name + '_error']:.2g}"
+        bound = f"{found['coverage_bound']:.4g}" if name == "coverage" else ""
+        table.add_row(title, f"{found[name]:.4g}", f"{found[name + '_approx']:.4g}", bound, sampled)
+    widths = (f"{found['width']:g}", f"{found['width_approx']:.4g}", f"{found['width_bound']:g}")
+    table.add_row(f"neurons for {1 - eps:.0%} coverage", *widths, "")
+    _print(table)
+    typer.echo("Collisions are relative to the dense network's.")
+
+
+# --- helpers
+
+
+class _Nothing:
+    """Stands for a store that is not there."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _store(out: Path, *, create: bool = True) -> Store:
+    return Store(out, create=create)
+
+
+def _exists(out: Path) -> bool:
+    return (out / "trials.sqlite").exists()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _wanted(study: Study, scale: str, trials: int | None, changes: dict[str, object]) -> Run:
+    """Return the run that makes one study, with the command that makes it again."""
+    known = study.known(changes)
+    words = ["fissile", "run", study.id, "--scale", scale]
+    words += ["--trials", str(trials)] if trials is not None else []
+    for name, value in known.items():
+        words += ["--set", f"{name}={value}"]
+    return Run(study.id, scale, trials, known, shlex.join(words), _now())
+
+
+def _parsed(changes: list[str]) -> dict[str, object]:
+    """Read ``--set`` options: numbers as numbers, ``none`` as nothing, the rest as words."""
+    found: dict[str, object] = {}
+    for text in changes:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise FissileError(f"--set takes KEY=VALUE, not {text!r}; for example --set train=5000")
+        found[name.replace("-", "_")] = _value(value)
+    return found
+
+
+def _value(text: str) -> object:
+    if text.lower() == "none":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _cost(study: Study, scale: str) -> str:
+    works = study.works(scale)
+    return f"{len(works):,}, {_time(sum(work.cost for work in works))}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _share(study: Study, store: Store | None) -> str:
+    if store is None:
+        return "0 %"
+    keys = [work.key for work in study.works("paper")]
+    return f"{100 * len(store.finished(keys)) / len(keys):.0f} %"
+
+
+def _status(found: Results) -> list[str]:
+    wanted, words = found.run, [verdict.status for _, verdict in found.verdicts]
+    changes = " ".join(f"{name}={value}" for name, value in wanted.changes.items())
+    counts = [str(words.count(status)) for status in ("holds", "not significant", "fails")]
+    done = f"{len(found.rows):,} of {len(found.works):,}"
+    trials = "" if wanted.trials is None else str(wanted.trials)
+    return [wanted.study, wanted.scale, trials, changes, done, *counts, _time(found.seconds)]
+
+
+def _print_status(found: list[Results]) -> None:
+    table = _table("study", "scale", "trials", "changed", "done", "holds", "n.s.", "fails", "time")
+    for one in found:
+        table.add_row(*_status(one))
+    _print(table)
+    typer.echo("n.s.: not significant. The time is that of the trials, wherever they ran.")
+
+
+def _print_verdicts(found: Results) -> None:
+    table = _table("claim", "verdict", "numbers", title=f"{found.study.id}: {found.study.title}")
+    for claim, verdict in found.verdicts:
+        table.add_row(claim.text, verdict.status, verdict.numbers)
+    _print(table)
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    """Return a table whose first column is never cut."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for number, name in enumerate(columns):
+        table.add_column(name, no_wrap=number == 0 and name == "study")
+    return table
+
+
+def _print(table: Table) -> None:
+    Console().print(table)
+
+
+def _write(frame: Any, format: str, to: Path | None) -> None:
+    """Write a table to a file or, text formats only, to the terminal."""
+    if to is None and format == "parquet" and sys.stdout.isatty():
+        raise FissileError("parquet is not for a terminal; give a file with --to")
+    target: Any = to if to is not None else sys.stdout
+    try:
+        if format == "csv":
+            frame.to_csv(target, index=False)
+        elif format == "json":
+            frame.to_json(target, orient="records", indent=1)
+        else:
+            frame.to_parquet(to if to is not None else sys.stdout.buffer, index=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise FissileError(f"cannot write {to or 'the table'}: {error.strerror or error}") from None

@@ -1,0 +1,147 @@
+"""Results as tables: a wide one for figures and claims, a tidy one for everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fissile.errors import needs
+from fissile.lab.stats import compare, fold_change, summary
+from fissile.lab.trial import Work
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["cells", "derived", "labelled", "pick", "table", "tidy"]
+
+#: What tells arms of one trial apart; all other columns describe the trial itself.
+ARM = ("arm", "split", "alpha", "clusters", "moments")
+#: Measures that figures show as a multiple of the dense network's.
+_FOLDED = ("capacity", "cosine", "absolute_cosine")
+
+LABELS = {
+    "accuracy": "Test accuracy (%)",
+    "best": "Best test accuracy (%)",
+    "improvement": "Relative improvement (%)",
+    "per_parameter": "Accuracy per parameter (%)",
+    "capacity": "Total feature capacity",
+    "cosine": "Mean cosine similarity",
+    "absolute_cosine": "Mean absolute cosine similarity",
+    "capacity_fold": "Capacity, fold change",
+    "cosine_fold": "Cosine, fold change",
+    "absolute_cosine_fold": "Absolute cosine, fold change",
+    "collisions": "Edge collision rate",
+    "agreement": "Pairwise agreement",
+    "adjusted_rand": "Adjusted Rand index",
+    "coded": "Clauses with a code",
+    "neurons": "Hidden neurons before the split",
+    "clauses": "Clauses",
+    "literals": "Literals",
+}
+
+
+def labelled(name: str) -> str:
+    """Return how a figure calls a column."""
+    return LABELS.get(name, name.replace("_", " "))
+
+
+def table(works: Sequence[Work], measures: Mapping[str, Mapping[str, float]]) -> DataFrame:
+    """Return one row for each finished trial: its settings, its arm, its measures.
+
+    >>> frame = table(works, {row.key: row.measures for row in store.rows(keys)})
+
+    Accuracies are in percent, as in the paper.
+    """
+    needs("pandas", "lab")
+    import pandas
+
+    rows: list[dict[str, Any]] = [
+        {**work.columns(), **measures[work.key]} for work in works if work.key in measures
+    ]
+    frame = pandas.DataFrame(rows)
+    for name in {"accuracy", "best", "warm"} & set(frame.columns):
+        frame[name] = 100 * frame[name]
+    return derived(frame)
+
+
+def derived(frame: DataFrame) -> DataFrame:
+    """Add what only a comparison gives: gains over, and multiples of, the trial's dense arm."""
+    if "accuracy" not in frame:
+        return frame
+    frame = frame.copy()
+    frame["per_parameter"] = frame["accuracy"] / frame["nonzeros"]
+    dense = _partners(frame)
+    frame["improvement"] = 100 * (fold_change(frame["accuracy"], dense["accuracy"]) - 1)
+    for name in _FOLDED:
+        if name in frame:
+            frame[f"{name}_fold"] = fold_change(frame[name], dense[name])
+    return frame
+
+
+def _partners(frame: DataFrame) -> DataFrame:
+    """Return, row for row, the dense arm of the same trial."""
+    setting = [name for name in _described(frame) if name not in ARM]
+    dense = frame[frame["arm"] == "dense"].drop_duplicates(setting)
+    found = frame[setting].merge(dense, on=setting, how="left")
+    found.index = frame.index
+    return found
+
+
+def _described(frame: DataFrame) -> list[str]:
+    """Return the columns that say what a trial is; they come first, and end with its number."""
+    names = list(frame.columns)
+    return names[: names.index("trial") + 1]
+
+
+def tidy(frame: DataFrame) -> DataFrame:
+    """Return one row per setting, arm, trial and measure."""
+    described = _described(frame)
+    long = frame.melt(id_vars=described, var_name="measure", value_name="value")
+    return long.dropna(subset=["value"]).reset_index(drop=True)
+
+
+def pick(frame: DataFrame, where: Mapping[str, object], arms: Iterable[str] = ()) -> DataFrame:
+    """Return the rows with these settings, and of these arms if any are named."""
+    for name, value in where.items():
+        frame = frame[frame[name] == value]
+    wanted = list(arms)
+    return frame[frame["arm"].isin(wanted)] if wanted else frame
+
+
+def cells(frame: DataFrame, measure: str, along: Sequence[str]) -> DataFrame:
+    """Return a row for every cell and arm: mean, standard error, trials, p against dense.
+
+    >>> cells(frame, "accuracy", ["neurons"])  # columns neurons, arm, mean, error, count, p
+    """
+    import pandas
+
+    rows = []
+    for values, cell in frame.groupby(list(along), sort=True):
+        dense = _by_trial(cell, "dense", _compared(measure))
+        for arm in dict.fromkeys(cell["arm"]):
+            found = summary(cell.loc[cell["arm"] == arm, measure])
+            p = float("nan")
+            if arm != "dense" and len(dense):
+                mine = _by_trial(cell, arm, _compared(measure))
+                both = dense.index.intersection(mine.index)
+                p = compare(mine[both], dense[both]).p
+            rows.append(
+                {
+                    **dict(zip(along, values, strict=True)),
+                    "arm": arm,
+                    "mean": found.mean,
+                    "error": found.error,
+                    "count": found.count,
+                    "p": p,
+                }
+            )
+    return pandas.DataFrame(rows, columns=[*along, "arm", "mean", "error", "count", "p"])
+
+
+def _compared(measure: str) -> str:
+    """Return the raw measure behind one that is relative to dense: the one to test."""
+    return "accuracy" if measure == "improvement" else measure.removesuffix("_fold")
+
+
+def _by_trial(cell: DataFrame, arm: str, measure: str) -> Any:
+    return cell[cell["arm"] == arm].drop_duplicates("trial").set_index("trial")[measure]

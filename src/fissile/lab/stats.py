@@ -1,0 +1,155 @@
+"""Statistics of trials: means and their errors, tests against the dense arm, straight lines.
+
+>>> summary([0.70, 0.72, 0.74]).mean
+0.72
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, nan, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fissile.errors import FissileError, needs
+
+__all__ = ["LEVEL", "Comparison", "Line", "Summary", "compare", "fold_change", "line", "summary"]
+
+#: Below this a difference is called significant, as in the paper.
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A mean and its standard error, which needs two values."""
+
+    mean: float
+    error: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3g} ± {self.error:.2g}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How much higher one arm is than another, and how likely chance would do as much."""
+
+    difference: float
+    p: float
+    count: int
+
+    @property
+    def significant(self) -> bool:
+        """Tell whether the difference is significant; without a p-value it is not."""
+        return self.p < LEVEL
+
+
+@dataclass(frozen=True)
+class Line:
+    """A least-squares line; ``p`` is that of a slope of zero."""
+
+    slope: float
+    intercept: float
+    r2: float
+    p: float
+    error: float
+    count: int
+
+
+def summary(values: ArrayLike) -> Summary:
+    """Return the mean and its standard error, over the values that are there.
+
+    >>> summary([1.0, 3.0])
+    Summary(mean=2.0, error=1.0, count=2)
+    """
+    found = _finite(values)
+    count = len(found)
+    mean = float(found.mean()) if count else nan
+    error = float(found.std(ddof=1)) / sqrt(count) if count > 1 else nan
+    return Summary(mean, error, count)
+
+
+def compare(values: ArrayLike, others: ArrayLike, *, paired: bool = True) -> Comparison:
+    """Test whether two arms differ: trial by trial, or (``paired=False``) by Welch's t-test.
+
+    >>> compare([2.0, 3.1, 4.0], [1.0, 2.0, 3.0]).significant
+    True
+    """
+    first, second = np.asarray(values, float), np.asarray(others, float)
+    if paired:
+        if first.shape != second.shape:
+            raise FissileError("a paired test needs as many trials of one arm as of the other")
+        return _paired(_finite(first - second))
+    first, second = _finite(first), _finite(second)
+    difference = float(first.mean() - second.mean()) if len(first) and len(second) else nan
+    count = min(len(first), len(second))
+    if count < 2:
+        return Comparison(difference, nan, count)
+    if first.std() + second.std() == 0:
+        return Comparison(difference, _certain(difference), count)
+    p = _scipy().ttest_ind(first, second, equal_var=False).pvalue
+    return Comparison(difference, float(p), count)
+
+
+def _paired(differences: NDArray[np.float64]) -> Comparison:
+    count = len(differences)
+    mean = float(differences.mean()) if count else nan
+    if count < 2:
+        return Comparison(mean, nan, count)
+    if np.ptp(differences) == 0:  # the t statistic would be 0 / 0 or infinite
+        return Comparison(mean, _certain(mean), count)
+    return Comparison(mean, float(_scipy().ttest_1samp(differences, 0.0).pvalue), count)
+
+
+def _certain(difference: float) -> float:
+    return 1.0 if difference == 0 else 0.0
+
+
+def fold_change(values: ArrayLike, others: ArrayLike) -> NDArray[np.float64]:
+    """Return how many times the others the values are, trial by trial; NaN where others are 0.
+
+    >>> fold_change([2.0, 3.0], [1.0, 0.0]).tolist()
+    [2.0, nan]
+    """
+    first, second = np.asarray(values, float), np.asarray(others, float)
+    folds = np.full(first.shape, nan)
+    np.divide(first, second, out=folds, where=second != 0)
+    return folds
+
+
+def line(x: ArrayLike, y: ArrayLike) -> Line:
+    """Fit a straight line by least squares.
+
+    >>> line([0, 1, 2], [1, 3, 5]).slope
+    2.0
+    """
+    across, up = np.asarray(x, float), np.asarray(y, float)
+    there = np.isfinite(across) & np.isfinite(up)
+    across, up = across[there], up[there]
+    if len(across) < 2 or np.ptp(across) == 0:
+        return Line(nan, nan, nan, nan, nan, len(across))
+    if np.ptp(up) == 0:
+        return Line(0.0, float(up[0]), nan, 1.0, 0.0, len(across))
+    fit = _scipy().linregress(across, up)
+    # Two points always lie on a line: that says nothing about its slope.
+    p, error = (float(fit.pvalue), float(fit.stderr)) if len(across) > 2 else (nan, inf)
+    return Line(
+        float(fit.slope), float(fit.intercept), float(fit.rvalue) ** 2, p, error, len(across)
+    )
+
+
+def _finite(values: ArrayLike | Sequence[float]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.asarray(values, float).ravel()
+    kept: NDArray[np.float64] = found[np.isfinite(found)]
+    return kept
+
+
+def _scipy() -> Any:
+    needs("scipy", "lab")
+    from scipy import stats
+
+    return stats

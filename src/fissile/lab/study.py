@@ -1,0 +1,164 @@
+"""A study: one figure or table of the paper, declared as data.
+
+It knows the grid of settings, the arms, how many trials, what is drawn and tabulated, the paper's
+own numbers and its claims. It knows nothing of devices, of storage or of how a picture is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fissile.errors import FissileError, whole
+from fissile.lab.claims import Claim
+from fissile.lab.trial import Arm, Sampling, Work, changed, settings
+
+__all__ = [
+    "SCALES",
+    "Heat",
+    "Lines",
+    "Matrices",
+    "Panel",
+    "Published",
+    "Regression",
+    "Scale",
+    "Series",
+    "Study",
+]
+
+#: From seconds, through a minute or two, to the paper's own grid, epochs and trials.
+SCALES = ("smoke", "quick", "paper")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The settings of a study at one scale, and how often each is tried."""
+
+    trials: int
+    settings: tuple[Work, ...]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Mean and standard error along an axis, one line for each arm; stars where ``stars`` says."""
+
+    along: str
+    measure: str
+    arms: tuple[str, ...]
+    where: Mapping[str, object] = field(default_factory=dict)
+    title: str = ""
+    stars: tuple[str, ...] = ()
+    baseline: float | None = None  # where the dense network would lie, drawn as a dashed line
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A measure of one arm over two axes."""
+
+    down: str
+    across: str
+    measure: str
+    arm: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Cell means of one measure against another, with a least-squares line for each arm."""
+
+    x: str
+    y: str
+    arms: tuple[str, ...]
+    along: str
+    where: Mapping[str, object] = field(default_factory=dict)
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The first layer of one trial's networks as pictures, a row for each arm."""
+
+    arms: tuple[str, ...]
+    shows: tuple[Literal["gram", "clustered", "w1"], ...] = ("gram", "w1")
+    size: int = 4  # inputs per clause
+
+
+@dataclass(frozen=True)
+class Series:
+    """Several columns along an axis, such as a closed form beside its simulation."""
+
+    along: str
+    measures: tuple[str, ...]
+    where: Mapping[str, object] = field(default_factory=dict)
+    title: str = ""
+    log: bool = False
+
+
+Panel = Lines | Heat | Regression | Matrices | Series
+
+
+@dataclass(frozen=True)
+class Published:
+    """Numbers of the paper: value and spread for each place along an axis and each arm."""
+
+    table: str
+    measure: str
+    along: str
+    values: Mapping[int, Mapping[str, tuple[float, float] | float]]
+    where: Mapping[str, object] = field(default_factory=dict)
+    digits: int = 1
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms the table has."""
+        return tuple(dict.fromkeys(arm for row in self.values.values() for arm in row))
+
+
+@dataclass(frozen=True)
+class Study:
+    """One figure or table of the paper.
+
+    >>> study = Study("mine", "Title", "Figure 0", "About.", {"smoke": Scale(2, (Trial(),))})
+    >>> len(study.works("smoke"))
+    2
+    """
+
+    id: str
+    title: str
+    artefact: str
+    about: str
+    scales: Mapping[str, Scale]
+    arms: tuple[Arm, ...] = (Arm(),)
+    figure: tuple[tuple[Panel, ...], ...] = ()
+    published: tuple[Published, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    differs: Sequence[str] = ()
+
+    def works(
+        self,
+        scale: str,
+        trials: int | None = None,
+        changes: Mapping[str, object] | None = None,
+    ) -> list[Work]:
+        """Return every trial of the study at a scale, the arms of a network side by side."""
+        if scale not in self.scales:
+            raise FissileError(f"unknown scale {scale!r}; {self.id} has {', '.join(self.scales)}")
+        count = self.scales[scale].trials if trials is None else whole("trials", trials, least=1)
+        found = [
+            changed(work, dict(changes or {}))
+            for setting in self.scales[scale].settings
+            for number in range(count)
+            for work in self._arms_of(setting, number)
+        ]
+        return list(dict.fromkeys(found))
+
+    def known(self, changes: Mapping[str, object]) -> dict[str, object]:
+        """Return those of the changes that this study has a setting for."""
+        setting = next(iter(self.scales.values())).settings[0]
+        return {name: value for name, value in changes.items() if name in settings(setting)}
+
+    def _arms_of(self, setting: Work, number: int) -> list[Work]:
+        if isinstance(setting, Sampling):
+            return [replace(setting, number=number)]
+        return [replace(setting, arm=arm, number=number) for arm in self.arms]

@@ -1,0 +1,169 @@
+"""The command line through its real entry point."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+
+from fissile.lab.studies import STUDIES
+
+FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
+
+
+def fissile(*arguments, code=0, **options):
+    """Run the command as a user does, in a wide terminal."""
+    done = subprocess.run(
+        [FISSILE, *map(str, arguments)],
+        capture_output=True,
+        text=not options.pop("binary", False),
+        env=os.environ | {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"},
+        timeout=300,
+        **options,
+    )
+    assert done.returncode == code, (done.stdout, done.stderr)
+    assert "Traceback" not in str(done.stderr)
+    return done
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A store with every study at the smallest scale, made by the real command."""
+    folder = tmp_path_factory.mktemp("lab")
+    out = fissile("run", "all", "--scale", "smoke", "--out", folder).stdout
+    for name in STUDIES:
+        assert name in out
+    return folder
+
+
+def test_run_all_leaves_nothing_to_do(lab):
+    out = fissile("run", "all", "--scale", "smoke", "--out", lab).stdout
+    assert "0 trials computed" in out
+
+
+def test_one_study_ends_with_its_claims(lab):
+    out = fissile("run", "capacity", "--scale", "smoke", "--out", lab).stdout
+    assert "The clause-4 split has more feature capacity" in out
+    assert "cells significantly higher" in out
+
+
+def test_studies_say_what_they_cost_and_what_is_done(lab):
+    bare, full = (fissile("studies", "--out", out).stdout for out in (lab / "nowhere", lab))
+    for name in STUDIES:
+        assert name in bare
+        assert name in full
+    assert "1,600" in bare  # trials of the superposition study at paper scale
+    assert not (lab / "nowhere").exists()
+
+
+def test_status_shows_every_run(lab):
+    out = fissile("status", "--out", lab).stdout
+    assert out.count("smoke") == len(STUDIES)
+    assert "40 of 40" in out
+
+
+def test_results_are_tidy_in_every_format(lab, tmp_path):
+    text = fissile("results", "capacity", "--out", lab).stdout
+    (tmp_path / "table.csv").write_text(text)
+    csv = pandas.read_csv(tmp_path / "table.csv")
+    assert {"literals", "neurons", "arm", "trial", "measure", "value"} <= set(csv.columns)
+    keys = ["literals", "neurons", "arm", "trial", "measure"]
+    assert not csv.duplicated(keys).any()
+    rows = json.loads(fissile("results", "capacity", "--format", "json", "--out", lab).stdout)
+    assert len(rows) == len(csv)
+    target = tmp_path / "table.parquet"
+    fissile("results", "capacity", "--format", "parquet", "--to", target, "--out", lab)
+    parquet = pandas.read_parquet(target)
+    pandas.testing.assert_frame_equal(parquet, csv, check_dtype=False)
+    piped = fissile("results", "capacity", "--format", "parquet", "--out", lab, binary=True).stdout
+    assert piped == target.read_bytes()
+
+
+def test_the_report_is_written(lab, tmp_path):
+    out = fissile("report", "--out", lab, "--to", tmp_path / "report").stdout
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert str(tmp_path / "report" / "index.html") in out.replace("\n", "")
+    for study in STUDIES.values():
+        assert study.title in page
+
+
+def test_theory_prints_exact_approximate_and_sampled():
+    out = fissile("theory", "--neurons", 64).stdout
+    for number in ("0.9897", "0.9973", "0.9896", "0.002447", "0.007812", "49", "40.6"):
+        assert number in out
+
+
+def test_a_changed_setting_is_another_run(lab, tmp_path):
+    shutil.copytree(lab, tmp_path / "lab")  # a store can be copied
+    command = ("run", "codes", "theory", "--scale", "smoke", "--out", tmp_path / "lab")
+    out = fissile(*command, "--set", "train=300").stdout
+    assert "6 trials computed" in out
+    assert "train=300" in fissile("status", "--out", tmp_path / "lab").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "nothing"), "there is no study 'nothing'; there are codes"),
+        (("run", "codes", "--set", "train"), "--set takes KEY=VALUE"),
+        (("run", "codes", "--set", "=3"), "--set takes KEY=VALUE"),
+        (("run", "codes", "--set", "trian=3"), "there is no setting 'trian'"),
+        (("run", "codes", "theory", "--set", "trian=3"), "there is no setting 'trian'"),
+        (("run", "codes", "--set", "train=x"), "train='x' is not a number"),
+        (("run", "codes", "--device", "abacus"), "cannot train on 'abacus'"),
+        (("status",), "there is no store here"),
+        (("report",), "there is no store here"),
+        (("results", "codes"), "there is no store here"),
+        (("theory", "--alpha", "0"), "alpha=0"),
+        (("theory", "--literals", "30"), "do not divide into clauses"),
+    ],
+)
+def test_mistakes_get_one_line_and_leave_nothing(arguments, message, tmp_path):
+    where = () if arguments[0] == "theory" else ("--out", tmp_path / "lab")
+    done = fissile(*arguments, *where, code=1)
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "lab").exists()
+
+
+def test_usage_errors_are_usage_errors():
+    assert "Usage" in fissile("run", code=2).stderr
+    assert "huge" in fissile("run", "codes", "--scale", "huge", code=2).stderr
+
+
+def test_a_failed_run_exits_with_one(tmp_path):
+    done = fissile(
+        "run", "codes", "--scale", "smoke", "--set", "alpha=200", "--out", tmp_path, code=1
+    )
+    assert "failed" in done.stderr
+    assert "alpha=200" in done.stderr
+
+
+def test_a_store_that_is_no_store_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "trials.sqlite").write_text("something else")
+    done = fissile("run", "codes", "--scale", "smoke", "--out", tmp_path, code=1)
+    assert "trials.sqlite" in done.stderr
+    assert (tmp_path / "trials.sqlite").read_text() == "something else"
+
+
+def test_results_of_a_study_that_never_ran(lab, tmp_path):
+    fissile("run", "theory", "--scale", "smoke", "--out", tmp_path)
+    done = fissile("results", "codes", "--out", tmp_path, code=1)
+    assert "run: fissile run codes" in done.stderr
+
+
+def test_help_has_examples():
+    for command in ("run", "studies", "status", "results", "report", "theory"):
+        assert "Example" in fissile(command, "--help").stdout
+
+
+def test_completion_offers_the_studies():
+    env = {"_FISSILE_COMPLETE": "complete_bash", "COMP_WORDS": "fissile run emb", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [FISSILE], capture_output=True, text=True, env=os.environ | env, timeout=60
+    )
+    assert done.stdout.split() == ["embed-neurons", "embed-clauses"]

@@ -1,0 +1,192 @@
+"""Runs that are killed, stopped, doubled and handed on to others, through the real command."""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from fissile.lab.results import load
+from fissile.lab.run import RunFailed, Tally, Watcher, run
+from fissile.lab.store import Run, Store
+from fissile.lab.studies import STUDIES
+from fissile.lab.trial import Arm, Boolean, Trial
+
+CHANGES = {"train": 1_000, "test": 200}
+#: Some forty networks with all their arms, stored a few at a time.
+COMMAND = [
+    sys.executable, "-m", "fissile", "run", "interference", "--scale", "quick", "--every", "0.05",
+    "--set", "train=1000", "--set", "test=200",
+]  # fmt: skip
+WORKS = STUDIES["interference"].works("quick", None, CHANGES)
+
+
+def measures(folder):
+    with Store(folder, create=False) as store:
+        return {row.key: row.measures for row in store.rows([work.key for work in WORKS])}
+
+
+def stored(folder):
+    """Count finished trials from outside, as another program would."""
+    try:
+        with sqlite3.connect(f"file:{folder / 'trials.sqlite'}?mode=ro", uri=True) as db:
+            (count,) = db.execute("SELECT count(*) FROM trials").fetchone()
+        db.close()
+    except sqlite3.OperationalError:
+        return 0
+    return count
+
+
+def start(folder):
+    return subprocess.Popen(
+        [*COMMAND, "--out", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def wait_for(process, folder, count):
+    """Wait until the store holds so many trials; the process must be alive till then."""
+    deadline = time.monotonic() + 120
+    while stored(folder) < count:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with Store(folder) as store:
+        tally = run(WORKS, store)
+    assert tally == Tally(computed=len(WORKS))
+    return measures(folder)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(tmp_path, undisturbed):
+    for share in (0.2, 0.5, 0.8):
+        process = start(tmp_path)
+        wait_for(process, tmp_path, int(share * len(WORKS)))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    kept = stored(tmp_path)
+    assert 0.8 * len(WORKS) <= kept < len(WORKS)
+    process = start(tmp_path)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert f"{len(WORKS) - kept} trials computed, {kept} found in the store" in out.decode()
+    assert measures(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work_and_agree(tmp_path, undisturbed):
+    processes = [start(tmp_path), start(tmp_path)]
+    outs = [process.communicate(timeout=180)[0].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outs
+    assert measures(tmp_path) == undisturbed
+    computed = [int(out.split(" trials computed")[0].split()[-1].replace(",", "")) for out in outs]
+    assert sum(computed) == len(WORKS)  # nothing was computed twice
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_stored_and_the_same_command_goes_on(tmp_path, undisturbed):
+    process = start(tmp_path)
+    wait_for(process, tmp_path, 10)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"trials are stored" in out
+    assert b"Traceback" not in out
+    assert 10 <= stored(tmp_path) < len(WORKS)
+    with Store(tmp_path) as store:
+        run(WORKS, store)
+    assert measures(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_any_executor_will_do(tmp_path, undisturbed):
+    part = WORKS[:20]
+    with (
+        Store(tmp_path) as store,
+        ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor,
+    ):
+        tally = run(part, store, executor=executor, in_flight=2, every=0.05)
+        assert tally.computed == len(part)
+        found = {row.key: row.measures for row in store.rows([work.key for work in part])}
+    assert found == {work.key: undisturbed[work.key] for work in part}
+
+
+def tiny(**changes):
+    return Trial(Boolean(train=64, test=64), warm_up=1, fine_tune=1, **changes)
+
+
+def test_finished_trials_are_never_computed_again(tmp_path):
+    works = [
+        tiny(number=number, arm=arm) for number in range(2) for arm in (Arm(), Arm("random", 2))
+    ]
+    with Store(tmp_path) as store:
+        assert run(works[:3], store).computed == 3
+        assert run(works, store) == Tally(found=3, computed=1)
+        assert run(works, store) == Tally(found=4)
+        alone = run([works[3]], store)
+    assert alone == Tally(found=1)
+
+
+def test_an_arm_added_later_goes_on_from_the_same_warm_up(tmp_path):
+    pair = [tiny(), tiny(arm=Arm("random", 2))]
+    with Store(tmp_path / "together") as store:
+        run(pair, store)
+        together = [row.measures for row in store.rows([work.key for work in pair])]
+    with Store(tmp_path / "apart") as store:
+        run(pair[:1], store)
+        run(pair, store)
+        assert [row.measures for row in store.rows([work.key for work in pair])] == together
+
+
+def test_a_trial_that_fails_does_not_stop_the_others(tmp_path):
+    works = [tiny(), tiny(arm=Arm("random", 200)), tiny(number=1)]  # 200 children of 32 inputs
+    with Store(tmp_path) as store:
+        with pytest.raises(RunFailed, match=r"1 trials computed.* failed .*alpha=200"):
+            run(works, store, every=0)
+        assert store.finished([work.key for work in works]) == {works[2].key}
+
+
+def test_a_watcher_hears_of_everything(tmp_path):
+    class Ears(Watcher):
+        def __init__(self):
+            self.trials, self.shares, self.total = 0, [], None
+
+        def begin(self, trials, cost):
+            self.total = trials
+
+        def advance(self, trials, cost):
+            self.trials += trials
+
+        def within(self, share):
+            self.shares.append(share)
+
+    ears = Ears()
+    with Store(tmp_path) as store:
+        run([tiny(), tiny(number=1)], store, watcher=ears)
+    assert ears.trials == ears.total == 2
+    assert ears.shares[-1] == pytest.approx(1)
+
+
+def test_results_know_what_is_missing(tmp_path):
+    study = STUDIES["theory"]
+    with Store(tmp_path) as store:
+        wanted = Run("theory", "smoke", None, {}, "fissile run theory", "2026-01-01T00:00:00+00:00")
+        store.note_run(wanted)
+        nothing = load(store, wanted)
+        assert not nothing.complete
+        assert {verdict.status for _, verdict in nothing.verdicts} == {"no data"}
+        run(study.works("smoke")[:2], store)
+        some = load(store, wanted)
+        assert (len(some.rows), len(some.works), some.complete) == (2, 4, False)
+        run(study.works("smoke"), store)
+        assert load(store, wanted).complete
+        assert load(store, wanted).seconds > 0

@@ -1,0 +1,147 @@
+"""Claims hold when they should, and fail when they are fed results that contradict them."""
+
+import pytest
+from results import invented
+
+from fissile.lab.claims import Beats, Explains, Levels, Near, Often, Trend
+
+GAIN = {"dense": 0.0, "clause-4": 0.10, "random-4": 0.05}
+
+
+def rising(arm, clauses, neurons):
+    """What the paper says: splits gain, most where neurons are few."""
+    gain = GAIN[arm] * 8 / neurons
+    return {
+        "accuracy": 0.7 + gain,
+        "capacity": 4 + 20 * gain,
+        "absolute_cosine": 0.3 - gain,
+        "cosine": 0.1,
+    }
+
+
+def swapped(arm, clauses, neurons):
+    """The opposite: splits lose, most where neurons are few."""
+    gain = GAIN[arm] * 8 / neurons
+    return {
+        "accuracy": 0.7 - gain,
+        "capacity": 4 - 10 * gain,
+        "absolute_cosine": 0.3 + gain,
+        "cosine": 0.1,
+    }
+
+
+def same(arm, clauses, neurons):
+    return {"accuracy": 0.7, "capacity": 4.0, "absolute_cosine": 0.3, "cosine": 0.1}
+
+
+CHECKS = {
+    "beats": Beats("clause-4"),
+    "lower": Beats("clause-4", measure="absolute_cosine", lower=True),
+    "over random": Beats("clause-4", "random-4"),
+    "often": Often("random-4"),
+    "trend": Trend("improvement", "clause-4", rises=False),
+    "explains": Explains("improvement", "capacity_fold", ("clause-4", "random-4")),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_claim_holds_on_results_like_the_papers(check):
+    assert check(invented(rising)).status == "holds"
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKS if name != "explains"])
+def test_a_claim_fails_on_falsified_results(name):
+    assert CHECKS[name](invented(swapped)).status == "fails"
+
+
+def test_an_explanation_of_the_wrong_sign_fails():
+    check = Explains("improvement", "absolute_cosine_fold", ("clause-4",), rises=True)
+    assert check(invented(rising)).status == "fails"
+    assert Explains(check.y, check.x, check.arms, rises=False)(invented(rising)).status == "holds"
+
+
+@pytest.mark.parametrize("name", ["beats", "lower", "over random", "trend", "explains"])
+def test_a_claim_is_not_significant_where_nothing_differs(name):
+    assert CHECKS[name](invented(same, noise=1.0)).status == "not significant"
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_claim_about_arms_that_never_ran_has_no_data(check):
+    assert check(invented(rising, arms=("dense",))).status == "no data"
+
+
+def test_one_significant_exception_breaks_a_claim_unless_it_is_spared():
+    def but_one(arm, clauses, neurons):
+        return (swapped if neurons == 16 else rising)(arm, clauses, neurons)
+
+    frame = invented(but_one)
+    verdict = Beats("clause-4")(frame)
+    assert verdict.status == "fails"
+    assert "3 of 4 cells significantly higher, 1 significantly lower" in verdict.numbers
+    assert "neurons = 16" in verdict.numbers
+    assert Beats("clause-4", spare=1)(frame).status == "holds"
+
+
+def test_arms_are_compared_trial_by_trial():
+    # The trials differ by far more than the arms do: only pairing sees the gain.
+    assert Beats("clause-4")(invented(rising, noise=30.0, trials=40)).status != "fails"
+    assert Beats("random-4")(invented(rising, noise=1.0)).status == "holds"
+
+
+def test_often_counts_cells():
+    def half(arm, clauses, neurons):
+        return (rising if neurons <= 8 else swapped)(arm, clauses, neurons)
+
+    verdict = Often("clause-4")(invented(half))
+    assert verdict.status == "fails"  # half is not more than half
+    assert verdict.numbers == "better in 2 of 4 cells, significantly in 2"
+
+
+def saturating(arm, clauses, neurons):
+    gain = 0.0 if arm == "dense" else 0.01 * min(clauses, 16)
+    return {"accuracy": 0.6 + gain}
+
+
+def steady(arm, clauses, neurons):
+    gain = 0.0 if arm == "dense" else 0.01 * clauses
+    return {"accuracy": 0.6 + gain}
+
+
+def late(arm, clauses, neurons):
+    gain = 0.0 if arm == "dense" else 0.01 * max(clauses - 16, 0)
+    return {"accuracy": 0.6 + gain}
+
+
+ALONG_CLAUSES = [(c, 8) for c in (4, 8, 12, 16, 20, 24, 28, 32)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "status"), [(saturating, "holds"), (steady, "not significant"), (late, "fails")]
+)
+def test_a_plateau_is_a_slope_that_falls(shape, status):
+    check = Levels("improvement", "clause-4", "clauses", beyond=16)
+    assert check(invented(shape, cells=ALONG_CLAUSES)).status == status
+
+
+def test_a_trend_can_stop_at_a_point():
+    frame = invented(saturating, cells=ALONG_CLAUSES)
+    assert Trend("improvement", "clause-4", "clauses", until=16)(frame).status == "holds"
+    flat = frame[frame["clauses"] > 16]
+    assert Trend("improvement", "clause-4", "clauses")(flat).status == "not significant"
+
+
+def test_near_by_errors_and_by_factor():
+    frame = invented(same)
+    frame["simulated"], frame["exact"], frame["error"] = 1.03, 1.0, 0.01
+    assert Near("simulated", "exact", error="error")(frame).status == "holds"
+    assert Near("simulated", "exact", error="error", errors=2)(frame).status == "fails"
+    assert Near("simulated", "exact", factor=1.1)(frame).status == "holds"
+    frame.loc[0, "simulated"] = 0.5
+    verdict = Near("simulated", "exact", factor=1.1)(frame)
+    assert verdict.status == "fails"
+    assert "0.5" in verdict.numbers
+    assert Near("absent", "exact", factor=2)(frame).status == "no data"
+
+
+def test_a_single_trial_proves_nothing():
+    assert Beats("clause-4")(invented(rising, trials=1)).status == "not significant"

@@ -1,0 +1,189 @@
+"""Trials and their keys, studies and their grids, results as tables."""
+
+from dataclasses import asdict, replace
+
+import pytest
+from results import invented
+
+from fissile.errors import FissileError
+from fissile.lab.frame import cells, pick, tidy
+from fissile.lab.results import STUDIES
+from fissile.lab.run import batches
+from fissile.lab.studies import find
+from fissile.lab.study import SCALES
+from fissile.lab.trial import Arm, Boolean, Sampling, Trial, changed, from_spec
+from fissile.train import Recipe
+
+DIFFERENT = [
+    Trial(),
+    Trial(Boolean(clauses=9)),
+    Trial(Boolean(size=5)),
+    Trial(Boolean(train=9_999)),
+    Trial(Boolean(test=999)),
+    Trial(Boolean(negatives="clause")),
+    Trial(Boolean(others="arbitrary")),
+    Trial(neurons=9),
+    Trial(embedding=8),
+    Trial(recipe=Recipe(lr=2e-3)),
+    Trial(recipe=Recipe(batch=32)),
+    Trial(warm_up=24),
+    Trial(fine_tune=24),
+    Trial(arm=Arm("random", 2)),
+    Trial(arm=Arm("random", 4)),
+    Trial(arm=Arm("clause", 2)),
+    Trial(arm=Arm("gram", 2, clusters=4)),
+    Trial(arm=Arm("random", 2, moments="fresh")),
+    Trial(number=1),
+    Trial(pictures=True),
+    Sampling(),
+    Sampling(number=1),
+    Sampling(alpha=4),
+]
+
+
+def test_a_key_hangs_on_everything_that_decides_the_result():
+    assert len({work.key for work in DIFFERENT}) == len(DIFFERENT)
+    assert Trial(Boolean(clauses=8)).key == Trial().key
+
+
+def test_keys_are_for_ever():
+    # A stored result must be found again by later versions; raise REVISION to break with it.
+    assert Trial().key == "d1bfb298af8afdbe6be0dcde19382211"
+    assert Sampling().key == "466b6d5627f3b240f102216d60ce45ae"
+
+
+@pytest.mark.parametrize("work", DIFFERENT, ids=lambda work: work.key[:6])
+def test_a_trial_comes_back_from_its_stored_form(work):
+    assert from_spec(work.kind, asdict(work)) == work
+
+
+def test_settings_change_wherever_they_live():
+    trial = Trial(arm=Arm("random", 2))
+    new = changed(trial, {"clauses": 12, "lr": 1, "moments": "fresh", "warm_up": 3})
+    assert new == Trial(
+        Boolean(clauses=12), recipe=Recipe(lr=1.0), warm_up=3, arm=Arm("random", 2, None, "fresh")
+    )
+    assert changed(trial, {"embedding": 16}).embedding == 16
+    assert changed(replace(trial, embedding=16), {"embedding": None}) == trial
+
+
+def test_options_of_the_split_leave_the_dense_arm_alone():
+    assert changed(Trial(), {"moments": "fresh", "clusters": 4, "alpha": 8}) == Trial()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trian": 5}, "no setting 'trian' to change; there are alpha, batch, clauses"),
+        ({"train": "many"}, "train='many' is not a number"),
+        ({"train": 0}, "train=0 is not a whole number of at least 2"),
+        ({"neurons": 2.5}, "neurons=2.5 is not a number"),
+        ({"negatives": "both"}, "negatives='both' is not known; give 'literal' or 'clause'"),
+        ({"others": 3}, "others=3 is not a word"),
+        ({"moments": "old"}, "moments='old' is not known"),
+        ({"fine_tune": 0}, "fine_tune=0"),
+        ({"number": 3}, "no setting 'number'"),
+        ({"embedding": 0}, "embedding=0"),
+    ],
+)
+def test_bad_changes_are_refused(changes, message):
+    with pytest.raises(FissileError, match=message):
+        changed(Trial(arm=Arm("random", 2)), changes)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_every_study_has_every_scale_with_dense_beside_each_arm(study, scale):
+    works = study.works(scale)
+    assert len({work.key for work in works}) == len(works) > 0
+    assert len({work.number for work in works}) == study.scales[scale].trials
+    assert max(work.number for work in study.works(scale, trials=2)) == 1
+    for work in works:
+        if isinstance(work, Trial):
+            assert work.network() in works
+
+
+def test_the_papers_grid():
+    paper = {name: study.works("paper") for name, study in STUDIES.items()}
+    assert {w.warm_up for w in paper["codes"]} == {w.fine_tune for w in paper["codes"]} == {1000}
+    others = [w for name, works in paper.items() if name not in ("codes", "theory") for w in works]
+    assert {(w.warm_up, w.fine_tune) for w in others} == {(25, 25)}
+    assert {w.recipe for w in others} == {Recipe(lr=1e-3, batch=64, l1=1e-7, l2=1e-5)}
+    assert len(paper["superposition"]) == 8 * 8 * 5 * 5
+    literals = [12, 24, 32, 40, 60, 80, 100, 128]
+    for name in ("capacity", "cosine"):
+        assert sorted({w.task.literals for w in paper[name]}) == literals
+    for name, trials in {"capacity": 5, "superposition": 5, "circuits": 10, "codes": 10}.items():
+        assert STUDIES[name].scales["paper"].trials == trials
+    for name in ("embed-neurons", "embed-clauses"):
+        assert len(paper[name]) == 11 * 10 * 3
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_published_numbers_and_figures_speak_of_the_papers_grid(study):
+    names = {work.columns()["arm"] for work in study.works("paper")}
+    for published in study.published:
+        places = {work.columns()[published.along] for work in study.works("paper")}
+        assert set(published.values) <= places
+        assert set(published.arms) <= names
+    for row in study.figure:
+        for panel in row:
+            assert set(getattr(panel, "arms", ())) <= names
+
+
+def test_studies_are_found_by_name():
+    assert [study.id for study in find(["cosine", "capacity", "cosine"])] == ["cosine", "capacity"]
+    assert find(["all"]) == list(STUDIES.values())
+    with pytest.raises(FissileError, match="no study 'cosin'; there are codes"):
+        find(["cosin"])
+    with pytest.raises(FissileError, match="unknown scale 'huge'"):
+        STUDIES["codes"].works("huge")
+    with pytest.raises(FissileError, match="trials=0"):
+        STUDIES["codes"].works("smoke", trials=0)
+
+
+def test_batches_keep_the_arms_of_a_network_together_and_alike():
+    works = [
+        w for name in ("superposition", "codes", "theory") for w in STUDIES[name].works("quick")
+    ]
+    parts = batches(works, cost=1.0)
+    assert sorted(w.key for part in parts for w in part) == sorted(w.key for w in works)
+    assert len(parts) > 3
+    for part in parts:
+        assert len({work.batch_key() for work in part}) == 1
+        arms = {}
+        for work in part:
+            arms.setdefault(work.network(), []).append(getattr(work, "arm", None))
+        assert len({frozenset(each) for each in arms.values()}) == 1
+    whole = batches(works, cost=float("inf"))
+    assert len(whole) == 3
+
+
+def test_the_wide_table_compares_with_the_dense_arm_of_the_same_trial():
+    frame = invented(lambda arm, c, h: {"accuracy": 0.5 if arm == "dense" else 0.6, "capacity": h})
+    dense, split = (pick(frame, {"neurons": 8}, [arm]) for arm in ("dense", "clause-4"))
+    expected = 100 * (split["accuracy"].to_numpy() / dense["accuracy"].to_numpy() - 1)
+    assert split["improvement"].to_numpy() == pytest.approx(expected)
+    assert (frame[frame["arm"] == "dense"]["capacity_fold"] == 1).all()
+    assert frame["per_parameter"].iloc[0] == pytest.approx(frame["accuracy"].iloc[0] / 264)
+
+
+def test_a_missing_dense_arm_gives_no_gain_rather_than_a_wrong_one():
+    frame = invented(lambda arm, c, h: {"accuracy": 0.5}, arms=("clause-4",))
+    assert frame["improvement"].isna().all()
+
+
+def test_the_tidy_table_has_a_row_per_measure():
+    frame = invented(lambda arm, c, h: {"accuracy": 0.5, "capacity": 3.0}, trials=2)
+    long = tidy(frame)
+    assert list(long.columns[-2:]) == ["measure", "value"]
+    measures = {"nonzeros", "accuracy", "capacity", "per_parameter", "improvement", "capacity_fold"}
+    assert set(long["measure"]) == measures
+    assert len(long) == len(frame) * len(measures)
+
+
+def test_cells_test_the_raw_measure_even_where_a_gain_is_shown():
+    frame = invented(lambda arm, c, h: {"accuracy": 0.5 + 0.1 * (arm != "dense")})
+    gains, raw = (cells(frame, name, ["neurons"]) for name in ("improvement", "accuracy"))
+    assert gains["p"].tolist()[1:3] == raw["p"].tolist()[1:3]
+    assert gains["mean"].iloc[1] == pytest.approx(20, abs=1)
