@@ -91,7 +91,7 @@ def test_formula_on_every_assignment(clauses: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("others", ["matched", "arbitrary"])
-@pytest.mark.parametrize("negatives", ["literal", "clause"])
+@pytest.mark.parametrize("negatives", ["literal", "clause", "flip"])
 @pytest.mark.parametrize(("clauses", "size"), SHAPES)
 def test_labels_are_the_formula(clauses: int, size: int, negatives: Any, others: Any) -> None:
     samples = dnf(clauses, size, samples=501, negatives=negatives, others=others)
@@ -134,6 +134,17 @@ def test_near_misses_are_half_of_the_negatives() -> None:
     # With one clause and no room for more literals, the kinds differ in their number of ones.
     samples = dnf(1, 4, samples=400)
     assert Counter(samples.bits.sum(-1).tolist()) == {4: 200, 3: 100, 1: 100}
+
+
+def test_a_flip_turns_one_literal_of_every_clause_over() -> None:
+    # Two clauses of four, two or three ones: the whole clause loses one, the other gains or loses.
+    rows = set(rows_of(drawn(2, 4, _NEAR, option="flip")))
+    per_clause = {tuple(sorted((sum(row[:4]), sum(row[4:])))) for row in rows}
+    assert per_clause == {(1, 3)}  # two or three ones leave no room for more than the clause
+    assert {sum(row) for row in rows_of(drawn(8, 4, _NEAR, option="clause"))} <= set(range(13))
+    # Where most literals are off, turning one over switches it on: flips have more ones.
+    more, fewer = (drawn(8, 4, _NEAR, option=option).sum(1).mean() for option in ("flip", "clause"))
+    assert more > fewer + 3
 
 
 def test_arbitrary_assignments_have_half_their_literals_on() -> None:
@@ -297,7 +308,10 @@ def test_redraws_end() -> None:
         ({"samples": 1e3}, "samples=1000.0"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": None}, "seed=None"),
-        ({"negatives": "both"}, "negatives='both' is not known; give 'literal' or 'clause'"),
+        (
+            {"negatives": "both"},
+            "negatives='both' is not known; give 'literal', 'clause' or 'flip'",
+        ),
         ({"others": "any"}, "others='any' is not known; give 'matched' or 'arbitrary'"),
     ],
 )

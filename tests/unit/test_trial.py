@@ -78,7 +78,10 @@ def test_options_of_the_split_leave_the_dense_arm_alone():
         ({"train": "many"}, "train='many' is not a number"),
         ({"train": 0}, "train=0 is not a whole number of at least 2"),
         ({"neurons": 2.5}, "neurons=2.5 is not a number"),
-        ({"negatives": "both"}, "negatives='both' is not known; give 'literal' or 'clause'"),
+        (
+            {"negatives": "both"},
+            "negatives='both' is not known; give 'literal' or 'clause' or 'flip'",
+        ),
         ({"others": 3}, "others=3 is not a word"),
         ({"moments": "old"}, "moments='old' is not known"),
         ({"fine_tune": 0}, "fine_tune=0"),

@@ -15,7 +15,7 @@ from fissile.shapes import Bool, Float, Int
 
 __all__ = ["Formula", "Negatives", "Others", "Samples", "dnf", "dnf_task"]
 
-Negatives = Literal["literal", "clause"]
+Negatives = Literal["literal", "clause", "flip"]
 Others = Literal["matched", "arbitrary"]
 _False = tuple[Negatives, Others]  # how the two kinds of false rows are made
 
@@ -102,7 +102,8 @@ def dnf(
     A true row has a whole clause on and other literals besides. Half of the false rows are near
     misses, the others have literals on at random. `negatives` says what makes a near miss:
     `"literal"` (Algorithm A2) switches off one literal of the clause that was whole, `"clause"`
-    (the paper's prose) one literal of every clause. `others` says how many literals the rest have
+    (the paper's prose) one literal of every clause, and `"flip"` (the prose taken at its word)
+    turns one literal of every clause over, whatever it was. `others` says how many literals the rest have
     on: `"matched"` (A2) as many as a true row, `"arbitrary"` (the prose) each with odds of one
     half. `jitter` moves off to [0, 0.5] and on to [3, 3.5]; without it they are 0 and 1.
     """
@@ -200,7 +201,8 @@ def _draw(
         bits[near, clause[near] * formula.size + rng.integers(formula.size, size=len(near))] = False
     else:
         member = rng.integers(formula.size, size=(len(near), formula.clauses))
-        bits[near[:, None], np.arange(formula.clauses) * formula.size + member] = False
+        places = near[:, None], np.arange(formula.clauses) * formula.size + member
+        bits[places] = ~bits[places] if negatives == "flip" else False
     if others == "arbitrary":
         bits[~built] = rng.random((np.count_nonzero(~built), formula.literals), np.float32) < 0.5
     return bits
@@ -231,6 +233,8 @@ def _check(negatives: str, others: str, seed: int, **sizes: int) -> None:
         whole(name, value, least=2)
     whole("seed", seed, least=0)
     if negatives not in get_args(Negatives):
-        raise FissileError(f"negatives={negatives!r} is not known; give 'literal' or 'clause'")
+        raise FissileError(
+            f"negatives={negatives!r} is not known; give 'literal', 'clause' or 'flip'"
+        )
     if others not in get_args(Others):
         raise FissileError(f"others={others!r} is not known; give 'matched' or 'arbitrary'")

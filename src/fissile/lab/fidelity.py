@@ -1,0 +1,290 @@
+"""Fidelity: which of the settings that the paper leaves open fit its published tables.
+
+A *reading* fixes them all: how many samples, what makes a negative, how wide the embedding is, and
+so on. Every reading is trained like any study; its residual is how far its numbers lie from the
+paper's.
+
+>>> fits = search(store, "quick")
+>>> best(fits, "capacity").reading
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import exp, inf, log, sqrt
+
+from fissile.data import Negatives, Others
+from fissile.errors import FissileError
+from fissile.lab.run import Tally, Watcher, run
+from fissile.lab.stats import Summary, summary
+from fissile.lab.store import Store
+from fissile.lab.studies import STUDIES
+from fissile.lab.study import Published
+from fissile.lab.trial import Moments, Trial, changed
+
+__all__ = ["TARGETS", "Fit", "Reading", "best", "common", "search", "unreached", "works"]
+
+#: How wide an embedding is: a number, or as many as the formula has literals or clauses.
+_EMBEDDINGS = ("8", "32", "literals", "clauses")
+_ALL = (4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to settle what the paper leaves open."""
+
+    train: int = 10_000
+    negatives: Negatives = "literal"
+    others: Others = "matched"
+    embedding: str = "literals"
+    alpha: int = 4
+    moments: Moments = "carry"
+    measure: str = "accuracy"
+
+    def trial(self, trial: Trial) -> Trial:
+        """Return a study's trial under this reading."""
+        changes = {
+            "train": self.train,
+            "negatives": self.negatives,
+            "others": self.others,
+            "alpha": self.alpha,
+            "moments": self.moments,
+        }
+        new = changed(trial, changes)
+        assert isinstance(new, Trial)
+        if new.embedding is None:
+            return new
+        width = {"literals": new.task.literals, "clauses": new.task.clauses}.get(self.embedding)
+        return replace(new, embedding=width or int(self.embedding))
+
+    def text(self, names: Sequence[str]) -> str:
+        """Write some of its settings in a line."""
+        return ", ".join(f"{name} {getattr(self, name)}" for name in names)
+
+
+_DATA: dict[str, tuple[object, ...]] = {
+    "train": (5_000, 10_000, 20_000),
+    "negatives": ("literal", "clause", "flip"),
+    "others": ("matched", "arbitrary"),
+}
+_BY_EPOCH = {"measure": ("accuracy", "best")}
+#: What all tables must agree on in one setting; alpha and the kind of cosine may differ.
+SHARED = ("train", "negatives", "others", "embedding", "moments")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A published table, the settings it leaves open, and the places that are compared."""
+
+    study: str
+    axes: Mapping[str, tuple[object, ...]]
+    places: tuple[int, ...] | None = None
+    relative: bool = False  # residuals in percent of the paper's number, not in its units
+
+    @property
+    def published(self) -> Published:
+        """The paper's numbers."""
+        return STUDIES[self.study].published[0]
+
+    def readings(self, limits: Mapping[str, tuple[object, ...]]) -> list[Reading]:
+        """Return every combination of the open settings."""
+        names = list(self.axes)
+        values = [[v for v in self.axes[n] if v in limits.get(n, self.axes[n])] for n in names]
+        return [Reading(**dict(zip(names, some, strict=True))) for some in product(*values)]  # type: ignore[arg-type]
+
+
+_SPLIT: dict[str, tuple[object, ...]] = {"alpha": (2, 4), "moments": ("carry", "fresh")}
+_EMBEDDED = _DATA | {"embedding": _EMBEDDINGS, "alpha": (2, 4)} | _BY_EPOCH
+
+TARGETS = (
+    Target("codes", _DATA | {"alpha": (2,), "moments": _SPLIT["moments"]} | _BY_EPOCH),
+    Target("capacity", _DATA | _SPLIT | {"measure": ("capacity",)}, relative=True),
+    Target(
+        "cosine",
+        _DATA | _SPLIT | {"measure": ("cosine", "absolute_cosine", "diagonal_cosine")},
+        relative=True,
+    ),
+    Target("embed-neurons", _EMBEDDED, _ALL),
+    Target("embed-clauses", _EMBEDDED, _ALL),
+)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    trials: int
+    limits: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    base: str = "paper"  # the scale of the studies whose grid is used
+
+
+_SCALES = {
+    "smoke": _Scale(
+        2, {"negatives": ("literal", "flip"), "moments": ("carry",), "embedding": ("8",)}, "smoke"
+    ),
+    "quick": _Scale(
+        2, {"train": (10_000,), "moments": ("carry",), "embedding": ("8", "literals")}, "quick"
+    ),
+    "paper": _Scale(5),
+}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a reading compares with a table."""
+
+    target: Target
+    reading: Reading
+    ours: Mapping[tuple[int, str], Summary]  # by place and arm
+    residual: float
+
+    def __str__(self) -> str:
+        unit = "%" if self.target.relative else "points"
+        return f"{self.residual:.1f} {unit}"
+
+
+def works(scale: str) -> list[Trial]:
+    """Return every trial of the search."""
+    return list(dict.fromkeys(t for *_, trials in _plan(scale) for t in trials))
+
+
+def _plan(scale: str) -> Iterator[tuple[Target, Reading, list[Trial]]]:
+    if scale not in _SCALES:
+        raise FissileError(f"unknown scale {scale!r}; there are {', '.join(_SCALES)}")
+    chosen = _SCALES[scale]
+    for target in TARGETS:
+        base = [
+            work
+            for work in STUDIES[target.study].works(chosen.base, chosen.trials)
+            if isinstance(work, Trial) and _place(target, work) in _compared(target)
+        ]
+        for reading in target.readings(chosen.limits):
+            # A smaller grid keeps its own number of samples: it is there to be quick.
+            kept = reading if chosen.base != "smoke" else replace(reading, train=base[0].task.train)
+            yield target, reading, [replace(kept.trial(w), pictures=False) for w in base]
+
+
+def _place(target: Target, trial: Trial) -> int:
+    place = trial.columns()[target.published.along]
+    assert isinstance(place, int)
+    return place
+
+
+def _compared(target: Target) -> Sequence[int]:
+    return list(target.published.values) if target.places is None else target.places
+
+
+def search(
+    store: Store, scale: str, *, device: str = "cpu", watcher: Watcher | None = None
+) -> tuple[list[Fit], Tally]:
+    """Train every reading, as far as the store does not hold it, and compare it with the paper."""
+    tally = run(works(scale), store, device=device, watcher=watcher)
+    fits = []
+    for target, reading, trials in _plan(scale):
+        rows = {row.key: row.measures for row in store.rows([trial.key for trial in trials])}
+        fits.append(_fit(target, reading, trials, rows))
+    return fits, tally
+
+
+def _fit(
+    target: Target,
+    reading: Reading,
+    trials: Sequence[Trial],
+    rows: Mapping[str, Mapping[str, float]],
+) -> Fit:
+    values: dict[tuple[int, str], list[float]] = {}
+    for trial in trials:
+        value = _value(trial, rows[trial.key], reading.measure)
+        values.setdefault((_place(target, trial), trial.arm.split), []).append(value)
+    ours = {key: summary(found) for key, found in values.items()}
+    squares = [
+        ((mine.mean - paper) / (0.01 * paper if target.relative else 1)) ** 2
+        for key, mine in ours.items()
+        for paper, _ in [_paper(target, key)]
+    ]
+    return Fit(target, reading, ours, sqrt(sum(squares) / len(squares)))
+
+
+def _value(trial: Trial, measures: Mapping[str, float], name: str) -> float:
+    if name == "diagonal_cosine":  # each neuron compared with itself too, whose cosine is 1
+        neurons = trial.neurons * trial.arm.alpha
+        return (1 + (neurons - 1) * measures["absolute_cosine"]) / neurons
+    return 100 * measures[name] if name in ("accuracy", "best") else measures[name]
+
+
+def _paper(target: Target, key: tuple[int, str]) -> tuple[float, float]:
+    """Return the paper's number and its spread."""
+    place, split = key
+    row = target.published.values[place]
+    number = next(value for arm, value in row.items() if arm.partition("-")[0] == split)
+    return number if isinstance(number, tuple) else (number, 0.0)
+
+
+def best(fits: Sequence[Fit], study: str) -> Fit:
+    """Return the reading that fits a table best."""
+    return min((one for one in fits if one.target.study == study), key=lambda one: one.residual)
+
+
+def common(fits: Sequence[Fit]) -> list[tuple[float, list[Fit]]]:
+    """Return the settings that tables can share, from best to worst, each with its fits.
+
+    A setting's score is the geometric mean, over the tables, of its residual as a multiple of the
+    table's best. Where a table leaves more open (alpha, the kind of cosine), its best is taken.
+    """
+    floors = {one.study: best(fits, one.study).residual for one in TARGETS}
+    found = []
+    for shared in sorted({_shared(one.reading) for one in fits}):
+        each = [_best_within(fits, target, shared) for target in TARGETS]
+        chosen = [one for one in each if one is not None]
+        if len(chosen) == len(TARGETS):
+            ratios = [max(one.residual / floors[one.target.study], 1e-9) for one in chosen]
+            found.append((exp(sum(map(log, ratios)) / len(ratios)), chosen))
+    return sorted(found, key=lambda one: one[0])
+
+
+def _shared(reading: Reading) -> tuple[object, ...]:
+    return tuple(str(getattr(reading, name)) for name in SHARED)
+
+
+def _best_within(fits: Sequence[Fit], target: Target, shared: tuple[object, ...]) -> Fit | None:
+    """Return a table's best fit with these settings; those it does not have do not matter."""
+    free = [number for number, name in enumerate(SHARED) if name not in target.axes]
+
+    def agrees(one: Fit) -> bool:
+        mine = _shared(one.reading)
+        return all(mine[i] == shared[i] for i in range(len(SHARED)) if i not in free)
+
+    mine = [one for one in fits if one.target is target and agrees(one)]
+    return min(mine, key=lambda one: one.residual, default=None)
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A published number that no reading reaches, and the nearest that one came."""
+
+    target: Target
+    place: int
+    split: str
+    paper: float
+    nearest: float
+    reading: Reading
+
+
+def unreached(fits: Sequence[Fit]) -> list[Miss]:
+    """Return the published numbers further than two standard errors and spreads from every reading.
+
+    Each number is judged alone: a reading that reaches one may be far from its neighbours.
+    """
+    misses = []
+    for target in TARGETS:
+        mine = [one for one in fits if one.target is target]
+        for key in dict.fromkeys(key for one in mine for key in one.ours):
+            paper, spread = _paper(target, key)
+            near = min(
+                mine, key=lambda one: abs(one.ours[key].mean - paper) if key in one.ours else inf
+            )
+            found = near.ours[key]
+            error = found.error if found.error == found.error else 0.0
+            if abs(found.mean - paper) > 2 * sqrt(error**2 + spread**2):
+                misses.append(Miss(target, *key, paper, found.mean, near.reading))
+    return misses
