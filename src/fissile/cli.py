@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
 from fissile.bank import check_device
@@ -98,15 +101,8 @@ def run(
     with _store(out) as store:
         for one in runs:
             store.note_run(one)
-        try:
-            with Bar() as bar:
-                tally = run_trials(works, store, device=device, every=every, watcher=bar)
-        except KeyboardInterrupt:
-            typer.echo(
-                f"Stopped. {store.count():,} trials are stored in {out}; the same command goes on.",
-                err=True,
-            )
-            raise typer.Exit(130) from None
+        with _interruptible(store), Bar() as bar:
+            tally = run_trials(works, store, device=device, every=every, watcher=bar)
         typer.echo(f"{tally.text()}; {out} holds {store.count():,}.")
         if len(runs) == 1:
             _print_verdicts(load(store, runs[0]))
@@ -160,6 +156,31 @@ def report(
     typer.echo(f"The report is in {page}")
 
 
+@app.command(
+    epilog="Examples: fissile fidelity --scale quick · fissile fidelity --scale paper --to found.md"
+)
+def fidelity(
+    scale: Annotated[Scale, typer.Option(help="How wide to search.")] = "quick",  # type: ignore[assignment]
+    device: Annotated[str, typer.Option(help="Where to train.")] = "cpu",
+    to: Annotated[Path | None, typer.Option(help="A Markdown file; else the terminal.")] = None,
+    out: Out = _OUT,
+) -> None:
+    """Fit the settings that the paper leaves open to its published tables."""
+    from fissile.lab.fidelity import search
+    from fissile.lab.fidelity_text import markdown
+
+    check_device(device)
+    with _store(out) as store, _interruptible(store), Bar() as bar:
+        fits, tally = search(store, scale.value, device=device, watcher=bar)
+    text = markdown(fits)
+    if to is None:
+        Console().print(Markdown(text))
+    else:
+        with _writing(to):
+            to.write_text(text)
+    typer.echo(f"{tally.text()}; {len(fits):,} readings compared with the paper.")
+
+
 @app.command(epilog="Example: fissile theory --literals 32 --neurons 64 --alpha 2 --simulate 1000")
 def theory(
     literals: Annotated[int, typer.Option(help="Inputs of the formula.")] = 32,
@@ -205,6 +226,17 @@ def _store(out: Path, *, create: bool = True) -> Store:
 
 def _exists(out: Path) -> bool:
     return (out / "trials.sqlite").exists()
+
+
+@contextmanager
+def _interruptible(store: Store) -> Iterator[None]:
+    """Say what Ctrl-C has left, and end with its exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stored = f"{store.count():,} trials are stored in {store.path}"
+        typer.echo(f"Stopped. {stored}; the same command goes on.", err=True)
+        raise typer.Exit(130) from None
 
 
 def _now() -> str:
@@ -302,7 +334,7 @@ def _write(frame: Any, format: str, to: Path | None) -> None:
     if to is None and format == "parquet" and sys.stdout.isatty():
         raise FissileError("parquet is not for a terminal; give a file with --to")
     target: Any = to if to is not None else sys.stdout
-    try:
+    with _writing(to):
         if format == "csv":
             frame.to_csv(target, index=False)
         elif format == "json":
@@ -310,6 +342,13 @@ def _write(frame: Any, format: str, to: Path | None) -> None:
         else:
             frame.to_parquet(to if to is not None else sys.stdout.buffer, index=False)
         sys.stdout.flush()
+
+
+@contextmanager
+def _writing(to: Path | None) -> Iterator[None]:
+    """Turn what can go wrong with a file into one clear error."""
+    try:
+        yield
     except BrokenPipeError:  # whoever read it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:

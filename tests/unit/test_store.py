@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 
 import fissile
 from fissile import FileError
-from fissile.lab import store as module
 from fissile.lab.compute import Outcome
 from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.trial import Arm, Sampling, Trial, from_spec
@@ -424,7 +423,7 @@ def test_a_full_disk_costs_nothing_stored(tmp_path):
 
 
 def test_a_store_that_stays_locked(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    monkeypatch.setattr("fissile.lab.store.database._PATIENCE", 0.05)
     filled(tmp_path, 1)
     with Store(tmp_path) as store, Store(tmp_path) as other:
         other._db.execute("BEGIN IMMEDIATE")
@@ -635,7 +634,7 @@ def test_claims_without_locks(tmp_path, monkeypatch, missing):
         raise OSError(errno.ENOLCK, "No locks available")
 
     if missing == "locks":
-        monkeypatch.setattr(module.fcntl, "lockf", refuse)
+        monkeypatch.setattr("fcntl.lockf", refuse)
     with Store(tmp_path) as store, monkeypatch.context() as patch:
         if missing == "platform":
             patch.setattr(sys, "platform", "win32")
@@ -659,7 +658,7 @@ def test_provenance_of_this_machine():
 def test_provenance_never_fails(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))  # no git
     assert Provenance.here("cpu").commit == ""
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "store.py"))
+    monkeypatch.setattr(fissile, "__file__", str(tmp_path / "a" / "b" / "__init__.py"))
     assert Provenance.here("cpu").commit == ""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
     assert Provenance.here("cuda:1").device == "GPU cuda:1"
@@ -675,6 +674,6 @@ def test_a_processor_without_a_model(monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", gone)
     for name, expected in (("i486", "i486"), ("", "riscv")):
-        monkeypatch.setattr(module.platform, "processor", lambda name=name: name)
-        monkeypatch.setattr(module.platform, "machine", lambda: "riscv")
+        monkeypatch.setattr("platform.processor", lambda name=name: name)
+        monkeypatch.setattr("platform.machine", lambda: "riscv")
         assert Provenance.here("cpu").device.startswith(f"{expected}, ")

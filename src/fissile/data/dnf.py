@@ -103,9 +103,9 @@ def dnf(
     misses, the others have literals on at random. `negatives` says what makes a near miss:
     `"literal"` (Algorithm A2) switches off one literal of the clause that was whole, `"clause"`
     (the paper's prose) one literal of every clause, and `"flip"` (the prose taken at its word)
-    turns one literal of every clause over, whatever it was. `others` says how many literals the rest have
-    on: `"matched"` (A2) as many as a true row, `"arbitrary"` (the prose) each with odds of one
-    half. `jitter` moves off to [0, 0.5] and on to [3, 3.5]; without it they are 0 and 1.
+    turns one literal of every clause over, whatever it was. `others` says how many literals the
+    rest have on: `"matched"` (A2) as many as a true row, `"arbitrary"` (the prose) each with odds
+    of one half. `jitter` moves off to [0, 0.5] and on to [3, 3.5]; without it they are 0 and 1.
     """
     formula = Formula(clauses, size)
     _check(negatives, others, seed, samples=samples)

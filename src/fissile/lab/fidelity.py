@@ -88,6 +88,12 @@ class Target:
         """The paper's numbers."""
         return STUDIES[self.study].published[0]
 
+    def paper(self, place: int, split: str) -> tuple[float, float]:
+        """Return the paper's number and its spread, whatever its alpha."""
+        row = self.published.values[place]
+        number = next(value for arm, value in row.items() if arm.partition("-")[0] == split)
+        return number if isinstance(number, tuple) else (number, 0.0)
+
     def readings(self, limits: Mapping[str, tuple[object, ...]]) -> list[Reading]:
         """Return every combination of the open settings."""
         names = list(self.axes)
@@ -120,7 +126,14 @@ class _Scale:
 
 _SCALES = {
     "smoke": _Scale(
-        2, {"negatives": ("literal", "flip"), "moments": ("carry",), "embedding": ("8",)}, "smoke"
+        2,
+        {
+            "train": (5_000,),
+            "negatives": ("literal", "flip"),
+            "moments": ("carry",),
+            "embedding": ("8",),
+        },
+        "smoke",
     ),
     "quick": _Scale(
         2, {"train": (10_000,), "moments": ("carry",), "embedding": ("8", "literals")}, "quick"
@@ -200,7 +213,7 @@ def _fit(
     squares = [
         ((mine.mean - paper) / (0.01 * paper if target.relative else 1)) ** 2
         for key, mine in ours.items()
-        for paper, _ in [_paper(target, key)]
+        for paper, _ in [target.paper(*key)]
     ]
     return Fit(target, reading, ours, sqrt(sum(squares) / len(squares)))
 
@@ -210,14 +223,6 @@ def _value(trial: Trial, measures: Mapping[str, float], name: str) -> float:
         neurons = trial.neurons * trial.arm.alpha
         return (1 + (neurons - 1) * measures["absolute_cosine"]) / neurons
     return 100 * measures[name] if name in ("accuracy", "best") else measures[name]
-
-
-def _paper(target: Target, key: tuple[int, str]) -> tuple[float, float]:
-    """Return the paper's number and its spread."""
-    place, split = key
-    row = target.published.values[place]
-    number = next(value for arm, value in row.items() if arm.partition("-")[0] == split)
-    return number if isinstance(number, tuple) else (number, 0.0)
 
 
 def best(fits: Sequence[Fit], study: str) -> Fit:
@@ -279,7 +284,7 @@ def unreached(fits: Sequence[Fit]) -> list[Miss]:
     for target in TARGETS:
         mine = [one for one in fits if one.target is target]
         for key in dict.fromkeys(key for one in mine for key in one.ours):
-            paper, spread = _paper(target, key)
+            paper, spread = target.paper(*key)
             near = min(
                 mine, key=lambda one: abs(one.ours[key].mean - paper) if key in one.ours else inf
             )

@@ -1,0 +1,7 @@
+"""Figures fit for a paper, drawn from what a study declares and from the table of its trials."""
+
+from fissile.lab.plots.data import numbers
+from fissile.lab.plots.figure import draw
+from fissile.lab.plots.output import save
+
+__all__ = ["draw", "numbers", "save"]

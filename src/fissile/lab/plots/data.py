@@ -1,0 +1,128 @@
+"""The numbers behind a figure: one table for each panel, and all of them in one for a CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fissile.lab.frame import cells, pick
+from fissile.lab.stats import Line, line, summary
+from fissile.lab.study import Heat, Lines, Matrices, Panel, Regression, Series, Study
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["fit", "numbers", "points"]
+
+_FIRST = ("panel", "title", "measure", "arm")
+_LAST = ("mean", "error", "count", "p", "slope", "intercept", "r2")
+
+
+def points(panel: Panel, frame: DataFrame) -> DataFrame:
+    """Return the cells that a panel shows, a row each; none where nothing has run yet.
+
+    >>> points(Lines("neurons", "accuracy", ("dense",)), frame)  # neurons, arm, mean, error, ...
+    """
+    import pandas
+
+    match panel:
+        case Lines():
+            return _lines(panel, panel.measure, frame)
+        case Heat():
+            axes = [panel.down, panel.across]
+            return _cells(frame, panel.measure, axes, [panel.arm])
+        case Regression():
+            return _joined(panel, *(_lines(panel, name, frame) for name in (panel.x, panel.y)))
+        case Series():
+            return _series(panel, frame)
+        case Matrices():
+            return pandas.DataFrame()
+
+
+def _joined(panel: Regression, across: DataFrame, up: DataFrame) -> DataFrame:
+    both = [table.set_index([panel.along, "arm"])["mean"] for table in (across, up)]
+    return both[0].to_frame("x").join(both[1].rename("y"), how="inner").reset_index()
+
+
+def fit(table: DataFrame, arm: str) -> Line:
+    """Return the line through an arm's points of a regression."""
+    one = table[table["arm"] == arm]
+    return line(one["x"], one["y"])
+
+
+def _lines(panel: Lines | Regression, measure: str, frame: DataFrame) -> DataFrame:
+    if not set(panel.where) <= set(frame.columns):
+        frame = frame.iloc[:0]
+    else:
+        frame = pick(frame, panel.where)
+    return _cells(frame, measure, [panel.along], panel.arms)
+
+
+def _cells(frame: DataFrame, measure: str, along: Sequence[str], arms: Sequence[str]) -> DataFrame:
+    """Return the cells of some arms, compared with the dense arm whether it is shown or not."""
+    if not {measure, "arm", *along} <= set(frame.columns):
+        frame = frame.iloc[:0].reindex(columns=[measure, "arm", *along])
+    found = cells(pick(frame, {}, [*arms, "dense"]), measure, along)
+    return found[found["arm"].isin(list(arms)) & found["mean"].notna()]
+
+
+def _series(panel: Series, frame: DataFrame) -> DataFrame:
+    import pandas
+
+    rows = []
+    if {*panel.where, panel.along} <= set(frame.columns):
+        for value, cell in pick(frame, panel.where).groupby(panel.along, sort=True):
+            for name in (one for one in panel.measures if one in cell):
+                found = summary(cell[name])
+                rows.append((value, name, found.mean, found.error, found.count))
+    table = pandas.DataFrame(rows, columns=[panel.along, "measure", "mean", "error", "count"])
+    return table[table["mean"].notna()]
+
+
+def numbers(study: Study, frame: DataFrame) -> DataFrame:
+    """Return what the figure shows as one long table, a row for every point and every fit.
+
+    >>> numbers(STUDIES["capacity"], frame).to_csv("capacity.csv", index=False)
+
+    Panels are named by row and column. A fit has the measure ``y ~ x``, and its p-value is that of
+    a slope of zero; elsewhere p compares the arm with dense. Bounds are what they are, though the
+    figure shows none below zero.
+    """
+    import pandas
+
+    rows = [
+        {"panel": f"{down}.{across}", "title": getattr(panel, "title", ""), **row}
+        for down, panels in enumerate(study.figure, 1)
+        for across, panel in enumerate(panels, 1)
+        for row in _rows(panel, frame)
+    ]
+    settings = [n for n in dict.fromkeys(n for row in rows for n in row) if n not in _FIRST + _LAST]
+    table = pandas.DataFrame(rows, columns=[*_FIRST, *settings, *_LAST])
+    whole = table[[*settings, "count"]].convert_dtypes()  # 8, not 8.0, where others have none
+    return table.assign(**{name: whole[name] for name in whole})
+
+
+def _rows(panel: Panel, frame: DataFrame) -> Iterator[dict[str, Any]]:
+    where: Mapping[str, object] = getattr(panel, "where", {})
+    if isinstance(panel, Regression):
+        both = {name: _lines(panel, name, frame) for name in (panel.x, panel.y)}
+        for name, table in both.items():
+            for row in table.to_dict("records"):
+                yield {**where, "measure": name, **row}
+        table = _joined(panel, *both.values())
+        for arm in dict.fromkeys(table["arm"]):
+            yield {**where, "arm": arm, **_fitted(panel, fit(table, arm))}
+        return
+    for row in points(panel, frame).to_dict("records"):
+        yield {**where, "measure": getattr(panel, "measure", ""), **row}
+
+
+def _fitted(panel: Regression, found: Line) -> dict[str, Any]:
+    return {
+        "measure": f"{panel.y} ~ {panel.x}",
+        "slope": found.slope,
+        "intercept": found.intercept,
+        "r2": found.r2,
+        "p": found.p,
+        "count": found.count,
+    }

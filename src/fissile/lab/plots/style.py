@@ -1,0 +1,177 @@
+"""How figures look: sizes, fonts, and what tells the arms apart in colour and in grey."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from fissile.errors import needs
+from fissile.lab.frame import labelled
+
+__all__ = [
+    "BASELINE",
+    "COLUMN",
+    "FULL",
+    "LETTERS",
+    "STAR",
+    "Look",
+    "alpha_of",
+    "look",
+    "named",
+    "role",
+    "styled",
+    "wrapped",
+]
+
+#: Inches: one column of the paper, and its whole width.
+COLUMN, FULL = 3.25, 6.75
+#: How long a name beside a panel may be: as long as the panel is high.
+LETTERS = 27
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+_BLUE, _VERMILLION, _GREEN, _PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+_INK = "#000000"
+
+_SETTINGS: dict[str, Any] = {
+    # It comes with matplotlib, so that every machine draws the same letters, and suits Times.
+    "font.family": "STIXGeneral",
+    "mathtext.fontset": "stix",
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 8,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlepad": 4,
+    "axes.labelpad": 2.5,
+    "figure.constrained_layout.w_pad": 0.045,
+    "figure.constrained_layout.h_pad": 0.03,
+    "lines.linewidth": 1.1,
+    "lines.markeredgewidth": 0.8,
+    "pdf.fonttype": 42,  # letters as TrueType, which publishers ask for
+    # Letters as outlines: as text, they would look different wherever the font is missing.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "fissile",  # ids inside the file would be random otherwise
+}
+
+#: The dashed line where the dense network would lie.
+BASELINE: dict[str, Any] = {"color": _INK, "linestyle": (0, (4, 2)), "linewidth": 0.8}
+#: An asterisk as a marker: unlike the letter, it sits where it is put.
+STAR: dict[str, Any] = {
+    "marker": (6, 2, 0), "markersize": 4.2, "markeredgewidth": 0.8, "linestyle": "none",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Look:
+    """The colour, marker and line of an arm or of a kind of curve, and its name in the legend."""
+
+    label: str
+    colour: str
+    marker: str
+    line: Any
+    filled: bool = True
+    size: float = 3.6
+
+    @property
+    def points(self) -> dict[str, Any]:
+        """What draws the markers alone."""
+        return {
+            "color": self.colour,
+            "marker": self.marker,
+            "markersize": self.size,
+            "markerfacecolor": self.colour if self.filled else "white",
+            "linestyle": "none",
+        }
+
+    @property
+    def curve(self) -> dict[str, Any]:
+        """What draws the markers and the line through them."""
+        return self.points | {"linestyle": self.line}
+
+
+_SPLITS = {"clause": (_BLUE, "o"), "random": (_VERMILLION, "s"), "gram": (_GREEN, "^")}
+_LINES = {2: (0, (1, 1.4)), 4: "-"}
+_DENSE = Look("dense", _INK, "D", BASELINE["linestyle"], size=3.0)
+
+_ROLES = {
+    "simulated": Look("simulated", _BLUE, "o", "none", filled=False),
+    "bound": Look("bound", _VERMILLION, "", (0, (4, 1.5))),
+    "approx": Look("approximation", _GREEN, "", (0, (1, 1.4))),
+}
+_EXACT = Look("exact", _INK, "", "-")
+
+
+def look(arm: str) -> Look:
+    """Return how an arm is drawn: colour and marker say the split, line and filling its alpha.
+
+    >>> look("clause-4").label
+    'clause split, α = 4'
+    """
+    if arm == "dense":
+        return _DENSE
+    split, alpha = arm.rpartition("-")[0] or arm, alpha_of(arm)
+    colour, marker = _SPLITS.get(split, (_PURPLE, "v"))
+    name = "Gram" if split == "gram" else split
+    return Look(
+        f"{name} split, α = {alpha}", colour, marker, _LINES.get(alpha, "-."), filled=alpha != 2
+    )
+
+
+def alpha_of(arm: str) -> int:
+    """Return an arm's expansion factor: ``alpha_of("clause-4") == 4``; that of dense is 1."""
+    last = arm.rpartition("-")[2]
+    return int(last) if last.isdecimal() else 1
+
+
+def role(measure: str) -> Look:
+    """Return how a column of the theory is drawn, by what its name ends with.
+
+    >>> role("coverage_bound").label
+    'bound'
+    """
+    return _ROLES.get(measure.rpartition("_")[2], _EXACT)
+
+
+def named(column: str, letters: int = 60) -> str:
+    """Return the name of a column for an axis, in lines of at most so many letters.
+
+    >>> named("coverage_simulated")
+    'Coverage simulated'
+    """
+    text = labelled(column)
+    return wrapped(text[:1].upper() + text[1:], letters)
+
+
+def wrapped(text: str, letters: float) -> str:
+    """Return a text in lines of at most so many letters and much alike, alpha as a letter.
+
+    >>> wrapped("coverage of clauses, alpha 2", 20)
+    'coverage of\nclauses, α\xa0=\xa02'
+    """
+    nice = re.sub(r"\balpha (\d+)", "α\xa0=\xa0\\1", text)  # spaces that no line ends at
+    lines = textwrap.wrap(nice, int(letters), break_long_words=False)
+    for width in range(int(letters), 0, -1):  # the narrowest that takes no line more
+        narrower = textwrap.wrap(nice, width, break_long_words=False)
+        if len(narrower) > len(lines):
+            break
+        lines = narrower
+    return "\n".join(lines)
+
+
+def styled() -> AbstractContextManager[None]:
+    """Draw in the house style, whatever the user's own matplotlib settings are."""
+    needs("matplotlib", "lab")
+    from matplotlib import style
+
+    return style.context(["default", _SETTINGS])

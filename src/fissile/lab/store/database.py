@@ -1,0 +1,133 @@
+"""The database: how it is made, recognised, checked and opened."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import uuid
+from contextlib import closing, suppress
+from pathlib import Path
+
+from fissile.errors import FileError
+from fissile.lab.store.advice import UNTOUCHED, advised
+
+__all__ = ["open_database"]
+
+_OURS = int.from_bytes(b"fiss", "big")  # stands in the header of the file
+_VERSION = 1
+_PATIENCE = 60.0  # seconds to wait for another process; a transaction takes milliseconds
+_TABLES = (
+    """CREATE TABLE trials (
+        key TEXT PRIMARY KEY, kind TEXT NOT NULL, spec TEXT NOT NULL, measures TEXT NOT NULL,
+        arrays BLOB, provenance TEXT NOT NULL, seconds REAL NOT NULL, finished TEXT NOT NULL)""",
+    "CREATE TABLE runs (request TEXT PRIMARY KEY, command TEXT NOT NULL, started TEXT NOT NULL)",
+)
+_MARKS = (f"PRAGMA application_id = {_OURS}", f"PRAGMA user_version = {_VERSION}")
+_PROBE = "SELECT key FROM trials LIMIT 1"
+
+
+def open_database(file: Path, *, create: bool) -> sqlite3.Connection:
+    """Open the database of a store: to write, making it if need be, or at least to read."""
+    folder = file.parent
+    with advised(file):
+        if folder.exists() and not folder.is_dir():
+            raise FileError(f"{folder}: a store is a folder, and this is a file; give another")
+        if create and not file.exists():
+            _make(file)
+        if not file.exists():
+            raise FileError(f"{folder}: there is no store here; fill one with `fissile run`")
+        _inspect(file)
+        return _writable(file) if create else _readable(file)
+
+
+def _connect(file: Path, how: str, *statements: str) -> sqlite3.Connection:
+    address = f"{file.resolve().as_uri()}?{how}"
+    db = sqlite3.connect(address, uri=True, timeout=_PATIENCE, isolation_level=None)
+    try:
+        for statement in statements:
+            db.execute(statement).fetchall()
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _make(file: Path) -> None:
+    """Make an empty store beside its place and link it there: nobody ever sees half of one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f".{uuid.uuid4().hex}.sqlite")
+    steps = ("BEGIN", *_TABLES, *_MARKS, "COMMIT", "PRAGMA journal_mode = WAL")
+    try:
+        _connect(beside, "mode=rwc", *steps).close()
+        try:
+            os.link(beside, file)
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError:  # a file system without links
+            os.rename(beside, file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _has_log(file: Path) -> bool:
+    """Tell whether the newest rows are still in SQLite's log beside the file."""
+    log = file.with_name(f"{file.name}-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
+def _inspect(file: Path) -> None:
+    """Refuse what is not a whole store of this version, without changing a byte of it.
+
+    SQLite does the reading: if we closed the file, the locks of our other connections would go.
+    """
+    for last in (False, False, True):
+        try:
+            # After a kill the file may be torn and its log whole; the pragma allows for that.
+            with closing(_connect(file, "immutable=1", "PRAGMA writable_schema = ON")) as db:
+                _identify(file, db)
+            # Through the log if there is one; where there is none, mode=ro would leave one behind.
+            with closing(_connect(file, "mode=ro" if _has_log(file) else "immutable=1")) as db:
+                _check(file, db)
+            return
+        except sqlite3.DatabaseError:
+            if last:  # until then, another process may have been writing while we looked
+                raise
+
+
+def _identify(file: Path, db: sqlite3.Connection) -> None:
+    (identity,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if identity != _OURS:
+        raise FileError(f"{file}: this database is no store of fissile; {UNTOUCHED}")
+    if version != _VERSION:
+        raise FileError(
+            f"{file}: written in version {version} of the format, this is version {_VERSION}; "
+            "update fissile"
+        )
+
+
+def _check(file: Path, db: sqlite3.Connection) -> None:
+    (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    (page,) = db.execute("PRAGMA page_size").fetchone()
+    tables = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")}
+    if file.stat().st_size % page and not _has_log(file):  # which SQLite would fill with zeros
+        found = "the last page is cut"
+    elif not tables.issuperset(_TABLES):
+        found = "the tables are not those of a store"
+    if found != "ok":
+        error = sqlite3.DatabaseError(found)
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
+def _writable(file: Path) -> sqlite3.Connection:
+    # Whether it can be written is found out now, not after hours of computing.
+    attempt = ("BEGIN IMMEDIATE", _MARKS[-1], "ROLLBACK")
+    return _connect(file, "mode=rw", "PRAGMA synchronous = FULL", *attempt)
+
+
+def _readable(file: Path) -> sqlite3.Connection:
+    for how in ("mode=rw", "mode=ro"):
+        with suppress(sqlite3.OperationalError):  # SQLite keeps a log even for readers, if it can
+            return _connect(file, how, "PRAGMA synchronous = FULL", _PROBE)
+    return _connect(file, "mode=ro" if _has_log(file) else "immutable=1", _PROBE)

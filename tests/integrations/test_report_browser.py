@@ -1,0 +1,182 @@
+"""The report in a real browser: on a phone, on a desktop, in the dark and on paper."""
+
+import base64
+import importlib.util
+import json
+import os
+import re
+import shutil
+
+import pytest
+
+from fissile.lab import report
+from fissile.lab.run import run
+from fissile.lab.store import Run, Store
+from fissile.lab.studies import STUDIES
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+DRIVER = shutil.which("chromedriver")
+FOUND = bool(CHROMIUM and DRIVER and importlib.util.find_spec("selenium"))
+NEEDS = "needs Chromium, chromedriver (apt install chromium chromium-driver) and pip's selenium"
+
+# Where tests are the point, a browser that is missing is a failure, not a reason to look away.
+pytestmark = pytest.mark.skipif(not FOUND and not os.environ.get("CI"), reason=NEEDS)
+
+OPTIONS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-first-run",
+)  # fmt: skip
+SIZES = {"phone": (390, 844, True), "desktop": (1280, 900, False)}
+#: The width of a page between its margins, in pixels of CSS: what is wider is cut off in print.
+BETWEEN_MARGINS = int((210 - 15 - 15) / 25.4 * 96)
+
+STICKING_OUT = """
+const scrolls = (element) => ["auto", "scroll"].includes(getComputedStyle(element).overflowX);
+const inside = (element) => {
+  for (let up = element.parentElement; up; up = up.parentElement) if (scrolls(up)) return true;
+  return false;
+};
+return [...document.body.querySelectorAll("*")].filter((element) => {
+  const box = element.getBoundingClientRect();
+  return (box.right > innerWidth + 0.5 || box.left < -0.5) && !inside(element);
+}).map((element) => element.outerHTML.slice(0, 200));
+"""
+CUT_OFF = """
+return [...document.body.querySelectorAll("*")].filter((element) => {
+  const hides = getComputedStyle(element).overflowX !== "visible";
+  return hides && element.scrollWidth > element.clientWidth + 1;
+}).map((element) => element.outerHTML.slice(0, 200));
+"""
+#: The lowest contrast of all text with what lies behind it, as the accessibility rules reckon.
+FAINTEST = """
+const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const clear = (colour) => parts(colour).length > 3 && parts(colour)[3] < 1;
+const ground = (element) => {
+  const colour = getComputedStyle(element).backgroundColor;
+  return clear(colour) ? ground(element.parentElement) : colour;
+};
+const light = (colour) => parts(colour).slice(0, 3).map((c) => c / 255)
+  .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0.05);
+const texts = [...document.body.querySelectorAll("*")].filter((element) =>
+  [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()));
+return Math.min(...texts.map((element) => {
+  const both = [light(getComputedStyle(element).color), light(ground(element))];
+  return Math.max(...both) / Math.min(...both);
+}));
+"""
+IMAGES = "return [...document.images].map((image) => [image.complete, image.naturalWidth])"
+WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A report with lines, heat-maps, pictures and a table beside the paper's."""
+    folder = tmp_path_factory.mktemp("report")
+    with Store(folder / "store") as store:
+        for name in ("codes", "superposition", "capacity"):
+            run(STUDIES[name].works("smoke"), store)
+            store.note_run(Run(name, "smoke", None, {}, f"fissile run {name} {'x' * 200}"))
+        return report.write(store, folder / "report")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    assert FOUND, NEEDS
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(executable_path=DRIVER))
+    yield driver
+    driver.quit()
+
+
+def show(browser, page, width, height, mobile=False, media="screen", scheme="light"):
+    """Open the page anew on a screen of this size."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+    browser.get(page.as_uri())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_page_fits_the_screen(browser, page, size, scheme):
+    show(browser, page, *SIZES[size], scheme=scheme)
+    scroll, inner = browser.execute_script(WIDTHS)
+    assert inner == SIZES[size][0]
+    assert scroll <= inner
+    assert browser.execute_script(STICKING_OUT) == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_figure_is_there(browser, page, size):
+    show(browser, page, *SIZES[size])
+    images = browser.execute_script(IMAGES)
+    assert len(images) == 3
+    assert all(complete and width > 0 for complete, width in images)
+
+
+def test_a_phone_shows_wide_things_in_containers_that_scroll(browser, page):
+    show(browser, page, *SIZES["phone"])
+    assert any("beside" in element for element in browser.execute_script(CUT_OFF))
+
+
+def test_dark_is_dark_and_figures_stay_on_white(browser, page):
+    ground = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
+    show(browser, page, *SIZES["desktop"])
+    light = browser.execute_script(ground, "body")
+    show(browser, page, *SIZES["desktop"], scheme="dark")
+    dark = browser.execute_script(ground, "body")
+    assert light == "rgb(255, 255, 255)"
+    assert max(map(int, re.findall(r"\d+", dark))) < 64
+    assert browser.execute_script(ground, ".card") == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("media", ["screen", "print"])
+def test_text_stands_out_from_what_is_behind_it(browser, page, media, scheme):
+    show(browser, page, *SIZES["desktop"], media=media, scheme=scheme)
+    assert browser.execute_script(FAINTEST) >= 4.5
+
+
+def test_nothing_is_cut_off_on_paper(browser, page):
+    show(browser, page, BETWEEN_MARGINS, 1000, media="print", scheme="dark")
+    scroll, inner = browser.execute_script(WIDTHS)
+    assert scroll <= inner == BETWEEN_MARGINS
+    assert browser.execute_script(STICKING_OUT) == []
+    assert browser.execute_script(CUT_OFF) == []
+
+
+def test_it_prints(browser, page):
+    show(browser, page, *SIZES["desktop"])
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    pdf = base64.b64decode(printed["data"])
+    assert pdf.startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 4  # the claims, and three studies
+    a4 = re.search(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+    assert [round(float(side) / 72 * 25.4) for side in a4.groups()] == [210, 297]
+
+
+def test_nobody_is_called_and_nothing_is_complained_about(browser, page):
+    for kind in ("performance", "browser"):
+        browser.get_log(kind)  # what earlier tests did
+    show(browser, page, *SIZES["desktop"])
+    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = {
+        message["params"]["request"]["url"]
+        for message in sent
+        if message["method"] == "Network.requestWillBeSent"
+    }
+    assert {url for url in asked if not url.startswith("data:")} == {page.as_uri()}
+    serious = [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
+    assert serious == []

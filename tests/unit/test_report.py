@@ -1,0 +1,398 @@
+"""The report: what it says, that it says it safely, and that it never costs the one before."""
+
+import csv
+import errno
+import html
+import os
+import re
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+
+import fissile
+from fissile.lab import report
+from fissile.lab.compute import Outcome
+from fissile.lab.results import latest, load
+from fissile.lab.run import run
+from fissile.lab.store import Provenance, Run, Store
+from fissile.lab.studies import STUDIES
+
+IDS = ("codes", "capacity", "theory")
+MADE_BY = Provenance("0.1.0", "0123abcd", "2.11.0", "a processor, 2 cores", "3.11.2")
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory):
+    """Three small studies, trained and measured."""
+    with Store(tmp_path_factory.mktemp("report") / "store") as store:
+        for name in IDS:
+            run(STUDIES[name].works("smoke"), store)
+            store.note_run(Run(name, "smoke", None, {}, f"fissile run {name} --scale smoke"))
+        yield store
+
+
+@pytest.fixture(scope="session")
+def folder(store, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "folder"
+    assert report.write(store, folder) == folder / "index.html"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def page(folder):
+    return Page((folder / "index.html").read_text("utf-8"))
+
+
+class Page(HTMLParser):
+    """A page as its readers get it: its tags, its text, the rows of its tables."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.source, self.tags, self.text, self.rows, self.ids = source, [], "", [], set()
+        self.cell = self.hidden = False
+        self.feed(source)
+        self.text = " ".join(self.text.split())
+        self.rows = [[" ".join(cell.split()) for cell in row] for row in self.rows]
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append((tag, attributes))
+        self.ids.add(attributes.get("id"))
+        self.hidden |= tag in ("style", "title")
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.cell = True
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        self.cell &= tag not in ("td", "th")
+        self.hidden &= tag not in ("style", "title")
+
+    def handle_data(self, data):
+        if not self.hidden:
+            self.text += data
+        if self.cell:
+            self.rows[-1][-1] += data
+
+    def all(self, name):
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def invented(folder, name="capacity", value=lambda work: {}, works=None):
+    """A store of one study whose numbers are known: ``value(work)`` gives its measures."""
+    store = Store(folder)
+    usual = {"accuracy": 0.5, "nonzeros": 264.0, "capacity": 1.0, "diverged": 0.0}
+    works = STUDIES[name].works("smoke")[:works]
+    store.add([Outcome(work, usual | value(work), seconds=0.5) for work in works], MADE_BY)
+    store.note_run(Run(name, "smoke", None, {}, "fissile"))
+    return store
+
+
+def written(store, folder):
+    with store:
+        return Page(report.write(store, folder).read_text("utf-8"))
+
+
+def bytes_of(folder):
+    """Everything in a folder, so that nothing can be left over unseen."""
+    return {
+        path.relative_to(folder): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# --- what it says
+
+
+def test_everything_is_written(folder):
+    figures = {f"figures/{name}.{kind}" for name in IDS for kind in ("svg", "pdf", "png")}
+    numbers = {"figures/capacity.csv", "figures/theory.csv"}  # codes shows pictures
+    tables = {"tables/codes.csv", "tables/capacity.csv"}
+    found = {path.as_posix() for path, content in bytes_of(folder).items() if content}
+    assert found == figures | numbers | tables | {"claims.csv", "index.html"}
+
+
+def test_every_claim_is_there_with_its_verdict_and_numbers(store, folder, page):
+    found = [
+        (results.study.id, claim, verdict)
+        for results in (load(store, run) for run in latest(store))
+        for claim, verdict in results.verdicts
+    ]
+    assert len(found) == sum(len(STUDIES[name].claims) for name in IDS)
+    for _, claim, verdict in found:
+        told = f"{report._SYMBOLS[verdict.status]} {verdict.status} {verdict.numbers}"
+        assert [claim.text, claim.source, told] in page.rows
+    for status in report._SYMBOLS:
+        count = sum(verdict.status == status for _, _, verdict in found)
+        assert re.search(rf"\b{count} {report._SYMBOLS[status]} {status}", page.text)
+    kept = [list(row.values())[:5] for row in read_csv(folder / "claims.csv")]
+    assert kept == [[name, c.text, c.source, v.status, v.numbers] for name, c, v in found]
+
+
+def test_every_study_says_what_it_asks_and_how_it_was_made(store, page):
+    for run_ in latest(store):
+        results = load(store, run_)
+        study, made = results.study, results.provenances[0]
+        texts = [study.title, study.about, *study.differs, run_.command, made.version, made.commit]
+        texts += [made.torch, made.device, f"{len(results.works)} of {len(results.works)} trials"]
+        for text in texts:
+            assert " ".join(text.split()) in page.text, text
+        assert study.artefact.lower() in page.text.lower()
+        assert study.id in page.ids
+    assert "All 3 studies were run at scale smoke, which is smaller than the paper’s." in page.text
+    assert not any(word in page.text for word in ("Incomplete", "Scales are mixed", "changed for"))
+    assert f"fissile {fissile.__version__}" in page.text
+    assert ["Training samples", "256", "10,000"] in page.rows
+    assert ["Networks drawn", "200", "2,000"] in page.rows
+
+
+def test_our_numbers_stand_beside_the_papers(tmp_path):
+    values = {
+        (12, "dense"): (1.5, 2.5), (12, "clause-4"): (4.0, 4.2), (12, "random-4"): (2.78, 2.78),
+        (32, "dense"): (4.8, 4.8), (32, "clause-4"): (7.8, 7.8),
+    }  # fmt: skip
+
+    def value(work):
+        pair = values.get((work.task.literals, work.arm.name), (1.0, 2.0))
+        return {"capacity": pair[work.number]}
+
+    page = written(invented(tmp_path / "store", value=value), tmp_path / "report")
+    ours = {row[0]: row[1:] for row in page.rows if len(row) == 10}
+    assert ours["12"] == [
+        "2.00 ± 0.50", "1.896 ± 0.377", "+0.10",
+        "4.10 ± 0.10", "2.740 ± 0.114", "+1.36 ◆",
+        "2.78 ± 0.00", "2.780 ± 0.133", "+0.00",
+    ]  # fmt: skip
+    assert ours["32"][2:6:3] == ["+0.86 ◆", "+0.82"]  # of 0.409 and of 0.426
+    assert ours["24"][1:5:3] == ["2.907 ± 0.370", "5.479 ± 0.400"]
+    assert ours["100"][6:] == ["–", "15.00 ± 0.727", "–"]
+    assert "combined spreads (the root of the sum of both squares): 3 of 6." in page.text
+    assert "– stands where this run has no trials" in page.text
+    rows = read_csv(tmp_path / "report" / "tables" / "capacity.csv")
+    assert len(rows) == 24
+    texts = ("measure", "along", "place", "arm", "trials", "ours", "paper", "paper_spread", "far")
+    assert [rows[1][name] for name in texts] == [
+        "capacity", "literals", "12", "clause-4", "2", "4.1", "2.74", "0.114", "True",
+    ]  # fmt: skip
+    assert float(rows[1]["ours_error"]) == pytest.approx(0.1)
+    assert float(rows[1]["difference"]) == pytest.approx(1.36)
+    assert (rows[-1]["trials"], rows[-1]["ours"], rows[-1]["far"]) == ("0", "", "False")
+
+
+def test_a_difference_without_spreads_is_not_judged(page):
+    assert any(row[0] == "8" and row[2::3] == ["78.7", "99.4", "88.7"] for row in page.rows if row)
+    assert "No difference is judged, because a spread is missing on one side." in page.text
+
+
+def test_an_incomplete_run_is_called_incomplete(tmp_path):
+    page = written(invented(tmp_path / "store", works=5), tmp_path / "report")
+    assert "Incomplete. capacity has 5 of 12 trials." in page.text
+    assert "Incomplete: 5 of 12 trials are there." in page.text
+    assert "Splitting raises feature capacity (incomplete)" in page.text
+
+
+def test_a_run_without_any_result_is_reported_as_such(tmp_path):
+    page = written(invented(tmp_path / "store", "codes", works=0), tmp_path / "report")
+    assert "There is no result yet." in page.text
+    assert "There is no figure: nothing has run yet." in page.text
+    assert "0 of 6 trials" in page.text
+    assert page.text.count("nothing has run yet") == 2 * len(STUDIES["codes"].claims) + 1
+
+
+def test_mixed_scales_are_named_and_settings_set_against_the_papers(tmp_path):
+    store = invented(tmp_path / "store")
+    store.note_run(Run("cosine", "quick", 1, {"lr": 0.003}, "fissile run cosine --set lr=0.003"))
+    page = written(store, tmp_path / "report")
+    assert "Settings were changed for cosine; see there." in page.text
+    assert "Scales are mixed. At scale smoke: capacity. At scale quick: cosine." in page.text
+    assert ["Cells of the grid", "2", "8"] in page.rows
+    assert ["Trials of each cell", "1", "5"] in page.rows
+    assert "Changed with --set: lr=0.003." in page.text
+    assert "Changed with --set: nothing." in page.text
+
+
+def test_the_papers_own_scale_is_called_so_unless_it_was_changed(tmp_path):
+    own = "at scale paper, the paper’s own grid, epochs and trials."
+    with Store(tmp_path / "store") as store:
+        for trials, told in ((None, own), (5, own), (2, "at scale paper.")):
+            store.note_run(Run("capacity", "paper", trials, {}, "fissile"))
+            assert told in Page(report.write(store, tmp_path).read_text("utf-8")).text
+
+
+def test_dates_are_those_of_results(tmp_path):
+    with invented(tmp_path / "store", value=lambda work: {"diverged": work.number}) as store:
+        found = load(store, store.runs()[0])
+    times = [f"2031-02-03T04:{minute:02}:06.789+00:00" for minute in range(12)]
+    rows = [replace(row, finished=at) for row, at in zip(found.rows, times, strict=True)]
+    report._fill(tmp_path, [replace(found, rows=rows)])
+    page = Page((tmp_path / "index.html").read_text("utf-8"))
+    assert "12 of 12 trials; 6 diverged" in page.text
+    assert "The newest result is from 2031-02-03." in page.text
+    assert re.search("Finished ?2031-02-03 04:00 to 2031-02-03 04:11 UTC", page.text)
+    assert "6.0 seconds" in page.text
+    assert [report._duration(seconds) for seconds in (90, 9000)] == ["1.5 minutes", "2.5 hours"]
+
+
+def test_the_newest_run_of_the_studies_and_scale_asked_for(store, tmp_path):
+    page = Page(report.write(store, tmp_path, ids=["theory"]).read_text("utf-8"))
+    assert "theory" in page.ids
+    assert not {"codes", "capacity"} & page.ids
+    with pytest.raises(fissile.FissileError, match="fissile run"):
+        report.write(store, tmp_path, scale="paper")
+    with pytest.raises(fissile.FissileError, match="no study 'codec'"):
+        report.write(store, tmp_path, ids=["codec"])
+
+
+def test_a_store_without_runs_asks_for_one(tmp_path):
+    with (
+        Store(tmp_path / "store") as store,
+        pytest.raises(fissile.FissileError, match="`fissile run` first"),
+    ):
+        report.write(store, tmp_path / "report")
+    assert not (tmp_path / "report").exists()
+
+
+def test_claims_as_markdown(store):
+    lines = report.claims_markdown([load(store, run) for run in latest(store)]).splitlines()
+    assert lines[:2] == ["| study | claim | verdict | numbers |", "| --- | --- | --- | --- |"]
+    assert len(lines) == 2 + sum(len(STUDIES[name].claims) for name in IDS)
+    claim, verdict = load(store, latest(store, ["codes"])[0]).verdicts[0]
+    shown = f"{report._SYMBOLS[verdict.status]} {verdict.status}"
+    assert lines[2] == f"| codes | {claim.text} | {shown} | {verdict.numbers} |"
+    assert report._markdown("a|b\n<i>*c*\\") == "a\\|b &lt;i>\\*c\\*\\\\"
+
+
+# --- that it says it safely
+
+
+def test_what_a_user_typed_is_text(tmp_path):
+    evil = "<script>alert('x')</script>"
+    command = f'fissile run capacity --set lr="{evil}" && <img src=x onerror=alert(1)>'
+    made_by = replace(MADE_BY, commit=evil, device="<b>mine</b>")
+    with invented(tmp_path / "store") as store:
+        found = load(store, store.runs()[0])
+    found = replace(
+        found,
+        run=replace(found.run, command=command, changes={"lr": evil, "<i>": "&amp;"}),
+        rows=[replace(row, provenance=made_by, finished="<time>") for row in found.rows],
+    )
+    report._fill(tmp_path, [found])
+    page = Page((tmp_path / "index.html").read_text("utf-8"))
+    for text in (command, f"lr={evil}", "<i>=&amp;", f"commit {evil}", "<b>mine</b>"):
+        assert text in page.text
+    assert html.escape(evil).replace("&#x27;", "&#39;") in page.source
+    assert not any(page.all(tag) for tag in ("script", "i"))
+    assert {one["src"][:11] for one in page.all("img")} == {"data:image/"}
+
+
+def test_nothing_is_loaded_and_nothing_runs(page):
+    assert "http://" not in page.source
+    assert "https://" not in page.source
+    style = page.source.partition("<style>")[2].partition("</style>")[0]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert not any(page.all(tag) for tag in ("script", "iframe", "object", "embed", "base", "form"))
+    for tag, attributes in page.tags:
+        for name, value in attributes.items():
+            assert not name.startswith("on"), tag
+            if name in ("src", "href", "srcset", "data"):
+                assert value.startswith(("data:", "#")), tag
+
+
+def test_it_can_be_read_without_eyes(page):
+    assert page.all("html")[0]["lang"] == "en"
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    assert all(cell["scope"] in ("row", "col", "rowgroup", "colgroup") for cell in page.all("th"))
+    assert len(page.all("img")) == len(IDS)
+    assert all(len(image["alt"]) > 40 for image in page.all("img"))
+    inside = [link["href"][1:] for link in page.all("a")]
+    assert inside == list(IDS)
+    assert set(inside) <= page.ids
+    for _, attributes in page.tags:
+        assert attributes.get("aria-labelledby") in page.ids
+
+
+# --- that it never costs the one before
+
+
+def test_the_same_results_make_the_same_bytes(store, folder, tmp_path):
+    (tmp_path / "index.html").write_text("an older one")
+    report.write(store, tmp_path)
+    assert bytes_of(tmp_path) == bytes_of(folder)
+
+
+def test_other_files_in_the_folder_are_left_alone(store, tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "mine.svg").write_text("mine")
+    report.write(store, tmp_path, ids=["theory"])
+    assert (tmp_path / "figures" / "mine.svg").read_text() == "mine"
+
+
+def test_a_report_that_fails_in_the_middle_leaves_the_first_whole(store, tmp_path, monkeypatch):
+    with invented(tmp_path / "store") as first:
+        report.write(first, tmp_path / "report")
+    before = bytes_of(tmp_path / "report")
+    draw = report.plots.draw
+
+    def drawn(study, frame, pictures):
+        if study.id == "theory":
+            raise KeyboardInterrupt
+        return draw(study, frame, pictures)
+
+    monkeypatch.setattr(report.plots, "draw", drawn)
+    with pytest.raises(KeyboardInterrupt):
+        report.write(store, tmp_path / "report", ids=["capacity", "theory"])
+    assert bytes_of(tmp_path / "report") == before
+
+
+def test_a_place_that_cannot_be_written_is_an_error_of_ours(store, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(fissile.FileError, match=r"could not write the report to .*file"):
+        report.write(store, tmp_path / "file")
+    with pytest.raises(fissile.FileError, match=r"Not a directory; .* give another folder"):
+        report.write(store, tmp_path / "file" / "report")
+
+
+def test_figures_that_find_no_room_leave_the_first_report_whole(store, folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    with limited(20_000), pytest.raises(fissile.FileError, match="could not write the figure"):
+        report.write(store, tmp_path, ids=["theory"])
+    assert bytes_of(tmp_path) == bytes_of(folder)
+
+
+def test_a_page_that_finds_no_room_leaves_the_first_report_whole(
+    store, folder, tmp_path, monkeypatch
+):
+    def no_room(sections):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(report, "_page", no_room)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(fissile.FileError, match="No space left on device; free some space"):
+        report.write(store, tmp_path, ids=["theory"])
+    assert bytes_of(tmp_path) == bytes_of(folder)
+
+
+@contextmanager
+def limited(size):
+    """Let larger files fail, as they do on a full disk."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
