@@ -398,6 +398,39 @@ def test_the_engine_agrees_with_the_plain_one_and_freezes_what_diverges(monkeypa
             torch.testing.assert_close(mine["exp_avg"], theirs["exp_avg"], rtol=0, atol=1e-4)
 
 
+def test_networks_of_several_shapes_share_a_launch_and_do_not_notice(monkeypatch):
+    specs = []
+    for inputs, hidden, seed in ((8, 6, 0), (12, 5, 1), (8, 7, 2), (16, 8, 3), (20, 6, 4)):
+        x, y, xt, yt = (part[0] for part in make_sets(1, 45, 37, inputs, 1))
+        data = Data(x.float(), y.long(), xt.float(), yt.long())
+        recipe = Recipe(lr=1e-2, batch=16, l1=1e-3, orthogonal=0.0)
+        specs.append(Spec([inputs, hidden, 1], data, seed=seed, recipe=recipe))
+    banks = [Bank(specs, device=DEVICE), Bank(specs, device=DEVICE)]
+    groups = graphics.together(banks[0]._stacks)
+    assert sorted(len(group) for group in groups) == [1, 4]  # 20 inputs need a wider tile
+    seen = []
+    for group in groups:
+        graphics.run_together(
+            group, 2, lambda stack, *curves: seen.append((stack, *curves)), torch.device(DEVICE)
+        )
+    for stack in banks[1]._stacks:
+        alone = []
+        graphics.run(
+            stack, 2, lambda *curves, alone=alone: alone.append(curves), torch.device(DEVICE)
+        )
+        mine = next(one for one in banks[0]._stacks if torch.equal(one.members, stack.members))
+        curves = [curve for one, *curve in seen if one is mine]
+        for found, expected in zip(
+            zip(*curves, strict=True), zip(*alone, strict=True), strict=True
+        ):
+            assert torch.equal(torch.cat(found, 1), torch.cat(expected, 1))
+        for found, expected in zip(
+            mine.module.state_dict().values(), stack.module.state_dict().values(), strict=True
+        ):
+            assert torch.equal(found, expected)
+        assert mine.epoch == stack.epoch == 2
+
+
 def test_the_engine_leaves_the_last_recorded_epoch_when_interrupted(monkeypatch):
     x, y, xt, yt = make_sets(1, 45, 37, 8, 1)
     data = Data(x[0].float(), y[0].long(), xt[0].float(), yt[0].long())

@@ -47,6 +47,10 @@ def run(
     if auto and kind == "cpu":
         fast = [stack for stack in stacks if stack.epoch < until and processor.can(stack)]
         _run_pool(stacks, fast, until, record, stop)
+    if auto and kind == "cuda":
+        fast = [stack for stack in stacks if stack.epoch < until and graphics.can(stack)]
+        for group in graphics.together(fast):
+            _run_group(group, until, device, record, stop)
     others = [stack for stack in stacks if stack.epoch < until]
     while others:
         stack = others.pop(0)
@@ -69,15 +73,36 @@ def _run_pool(
         _replace(stacks, fast, parts)
 
 
+def _run_group(
+    group: list[Stack], until: int, device: torch.device, record: Record, stop: threading.Event
+) -> None:
+    """Train stacks in common launches; what memory does not suffice for is left undone."""
+
+    def on_epochs(stack: Stack, accuracy: Tensor, loss: Tensor) -> None:
+        done = _steps(stack) * accuracy.shape[1]
+        record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), done)
+
+    try:
+        graphics.run_together(group, until, on_epochs, device, stop)
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _log.warning("out of memory, going on in smaller parts (%s)", str(error).splitlines()[0])
+
+
+def _steps(stack: Stack) -> int:
+    """Count the steps of an epoch of all networks of a stack."""
+    return -(-len(stack.data[0].x) // stack.batch) * len(stack)
+
+
 def _run_one(
     stacks: list[Stack], stack: Stack, until: int, device: torch.device, record: Record, how: Engine
 ) -> list[Stack]:
     """Train one stack; if memory runs out, return its halves to be trained instead."""
     failed = ""
-    steps = -(-len(stack.data[0].x) // stack.batch) * len(stack)
 
     def on_epochs(accuracy: Tensor, loss: Tensor) -> None:
-        done = steps * accuracy.shape[1]
+        done = _steps(stack) * accuracy.shape[1]
         record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), done)
 
     try:

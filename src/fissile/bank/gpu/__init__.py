@@ -21,7 +21,7 @@ from fissile.bank.gpu.kernel import train_kernel
 from fissile.errors import FissileError, whole
 from fissile.order import ROUNDS, order_shape
 
-__all__ = ["DataSets", "Networks", "Outcome", "fits", "train"]
+__all__ = ["DataSets", "Networks", "Outcome", "fits", "padded", "train"]
 
 Precision = Literal["ieee", "tf32x3", "tf32"]
 
@@ -99,7 +99,7 @@ def fits(hidden: int, inputs: int, outputs: int) -> bool:
     >>> fits(1024, 784, 10)
     False
     """
-    h, d, c = _padded(hidden, inputs, outputs)
+    h, d, c = padded(hidden, inputs, outputs)
     return d <= _MOST_INPUTS and h * max(d, c) <= _MOST_WEIGHTS and c <= _MOST_CLASSES
 
 
@@ -148,7 +148,7 @@ def train(
     before = -(-samples // batch) * torch.arange(epochs, device=networks.step.device)
     steps_so_far = (networks.step[:, None, None] + before[:, None]).double()
     betas = torch.tensor([0.9, 0.999], dtype=torch.float64, device=steps_so_far.device)
-    h, d, c = _padded(hidden, inputs, outputs, networks.orthogonal is not None)
+    h, d, c = padded(hidden, inputs, outputs, networks.orthogonal is not None)
     default_chunk, default_warps = _suiting(count, h, d, c)
     chunk, num_warps = chunk or default_chunk, num_warps or default_warps
     if chunk < _LEAST_INNER or chunk != _power_of_two(chunk):
@@ -206,7 +206,7 @@ def train(
         )
 
 
-def _padded(
+def padded(
     hidden: int, inputs: int, outputs: int, orthogonal: bool = False
 ) -> tuple[int, int, int]:
     """Return the sizes of the tiles: powers of two, large enough for each matrix product."""

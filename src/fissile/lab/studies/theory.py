@@ -35,8 +35,8 @@ THEORY = Study(
     "neuron, the collisions that remain, and the width that coverage needs.",
     scales={
         "smoke": _scale(1, 200, (32,), (8, 64)),
-        "quick": _scale(2, 1_000, (32, 128), (8, 64)),
-        "paper": _scale(3, 2_000, (32, 64, 128), _WIDTHS),
+        "quick": _scale(2, 500, (32, 128), (8, 64)),
+        "paper": _scale(3, 1_000, (32, 64, 128), _WIDTHS),
     },
     figure=(
         (
