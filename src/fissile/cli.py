@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import Enum
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from fissile.bank import check_device
 from fissile.errors import FissileError
+from fissile.lab.pool import default_jobs, pool
 from fissile.lab.progress import Bar
 from fissile.lab.results import Results, latest, load
 from fissile.lab.run import run as run_trials
@@ -50,6 +52,10 @@ Ids = Annotated[
     list[str], typer.Argument(help="Studies, or all of them: all.", autocompletion=_complete)
 ]
 Out = Annotated[Path, typer.Option(help="The folder of the store.", envvar="FISSILE_LAB")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes side by side; by default 1, on a GPU up to 6."),
+]
 SomeScale = Annotated[Scale | None, typer.Option(help="Only runs of this scale.")]
 _OUT = Path("fissile-lab")
 
@@ -80,6 +86,7 @@ def run(
         int | None, typer.Option(min=1, help="Trials per setting; by default the scale's.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, ...")] = "cpu",
+    jobs: Jobs = None,
     every: Annotated[
         float | None,
         typer.Option(min=0, help="Store results after about so many seconds of work."),
@@ -101,8 +108,11 @@ def run(
     with _store(out) as store:
         for one in runs:
             store.note_run(one)
-        with _interruptible(store), Bar() as bar:
-            tally = run_trials(works, store, device=device, every=every, watcher=bar)
+        with _interruptible(store), Bar() as bar, _executor(jobs, device) as (executor, count):
+            tally = run_trials(
+                works, store, executor=executor, device=device, in_flight=count, every=every,
+                watcher=bar,
+            )  # fmt: skip
         typer.echo(f"{tally.text()}; {out} holds {store.count():,}.")
         if len(runs) == 1:
             _print_verdicts(load(store, runs[0]))
@@ -162,16 +172,22 @@ def report(
 def fidelity(
     scale: Annotated[Scale, typer.Option(help="How wide to search.")] = "quick",  # type: ignore[assignment]
     device: Annotated[str, typer.Option(help="Where to train.")] = "cpu",
+    jobs: Jobs = None,
     to: Annotated[Path | None, typer.Option(help="A Markdown file; else the terminal.")] = None,
     out: Out = _OUT,
 ) -> None:
     """Fit the settings that the paper leaves open to its published tables."""
-    from fissile.lab.fidelity import search
+    from fissile.lab.fidelity import compared, works
     from fissile.lab.fidelity_text import markdown
 
     check_device(device)
     with _store(out) as store, _interruptible(store), Bar() as bar:
-        fits, tally = search(store, scale.value, device=device, watcher=bar)
+        with _executor(jobs, device) as (executor, count):
+            tally = run_trials(
+                works(scale.value), store, executor=executor, device=device, in_flight=count,
+                watcher=bar,
+            )  # fmt: skip
+        fits = compared(store, scale.value)
     text = markdown(fits)
     if to is None:
         Console().print(Markdown(text))
@@ -226,6 +242,17 @@ def _store(out: Path, *, create: bool = True) -> Store:
 
 def _exists(out: Path) -> bool:
     return (out / "trials.sqlite").exists()
+
+
+@contextmanager
+def _executor(jobs: int | None, device: str) -> Iterator[tuple[Executor | None, int]]:
+    """Return who computes, and how many batches at once: this process, or several."""
+    count = default_jobs(device) if jobs is None else jobs
+    if count == 1:
+        yield None, 1
+    else:
+        with pool(count) as executor:
+            yield executor, count
 
 
 @contextmanager

@@ -64,6 +64,7 @@ def test_training_time_arms_on_every_device(device, grow):
 ARMS = {
     "dense": Dense(),
     "split": Expand(2),
+    "fresh": Expand(2, moments="fresh"),
     "drop": DropConnect(2),
     "dynamic": Dynamic(2, every=3),
 }

@@ -5,11 +5,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
+from fissile.lab.pool import pool
 from fissile.lab.results import load
 from fissile.lab.run import RunFailed, Tally, Watcher, run
 from fissile.lab.store import Run, Store
@@ -108,16 +108,48 @@ def test_ctrl_c_keeps_what_is_stored_and_the_same_command_goes_on(tmp_path, undi
 
 
 @pytest.mark.slow
-def test_any_executor_will_do(tmp_path, undisturbed):
+def test_a_pool_of_processes_computes_the_same(tmp_path, undisturbed):
     part = WORKS[:20]
-    with (
-        Store(tmp_path) as store,
-        ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor,
-    ):
+    with Store(tmp_path) as store, pool(2) as executor:
         tally = run(part, store, executor=executor, in_flight=2, every=0.05)
         assert tally.computed == len(part)
         found = {row.key: row.measures for row in store.rows([work.key for work in part])}
     assert found == {work.key: undisturbed[work.key] for work in part}
+
+
+def family(process):
+    """Return the living processes of a session, as the kernel lists them."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session, *_ = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(session) == process.pid and state != "Z":
+            found.append(stat.parent.name)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_no_process_of_a_pool_outlives_its_run(tmp_path, how, code):
+    command = [*COMMAND, "--jobs", "2", "--out", str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while stored(tmp_path) < 5:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert len(family(process)) >= 3
+        process.send_signal(how)
+        assert process.wait(60) == code
+        while family(process):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert b"Traceback" not in process.stderr.read()
+    assert stored(tmp_path) >= 5
 
 
 def tiny(**changes):

@@ -166,7 +166,8 @@ class _Job:
                 moments["step"].copy_(step)
 
     def _cut(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        return tensor.split([len(stack) for stack in self.stacks])
+        parts: tuple[Tensor, ...] = tensor.split([len(stack) for stack in self.stacks])
+        return parts
 
     def _changing(self) -> list[Tensor]:
         """Return all that training changes, in the order of :func:`_matrices`, and the steps."""

@@ -229,7 +229,7 @@ def fresh_adam(module: nn.Module, networks: int) -> Adam:
     """Return an Adam that keeps zero moments and a step count for every network."""
     adam = Adam(module.parameters())
     for parameter in module.parameters():
-        adam.state[parameter] = {"step": torch.zeros(networks)} | {
+        adam.state[parameter] = {"step": torch.zeros(networks, device=parameter.device)} | {
             key: torch.zeros_like(parameter) for key in _MOMENTS
         }
     return adam

@@ -4,8 +4,8 @@ A *reading* fixes them all: how many samples, what makes a negative, how wide th
 so on. Every reading is trained like any study; its residual is how far its numbers lie from the
 paper's.
 
->>> fits = search(store, "quick")
->>> best(fits, "capacity").reading
+>>> run(works("quick"), store)
+>>> best(compared(store, "quick"), "capacity").reading
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from math import exp, inf, log, sqrt
 
 from fissile.data import Negatives, Others
 from fissile.errors import FissileError
-from fissile.lab.run import Tally, Watcher, run
 from fissile.lab.stats import Summary, summary
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Published
 from fissile.lab.trial import Moments, Trial, changed
 
-__all__ = ["TARGETS", "Fit", "Reading", "best", "common", "search", "unreached", "works"]
+__all__ = ["TARGETS", "Fit", "Reading", "best", "common", "compared", "unreached", "works"]
 
 #: How wide an embedding is: a number, or as many as the formula has literals or clauses.
 _EMBEDDINGS = ("8", "32", "literals", "clauses")
@@ -187,16 +186,13 @@ def _compared(target: Target) -> Sequence[int]:
     return list(target.published.values) if target.places is None else target.places
 
 
-def search(
-    store: Store, scale: str, *, device: str = "cpu", watcher: Watcher | None = None
-) -> tuple[list[Fit], Tally]:
-    """Train every reading, as far as the store does not hold it, and compare it with the paper."""
-    tally = run(works(scale), store, device=device, watcher=watcher)
+def compared(store: Store, scale: str) -> list[Fit]:
+    """Compare every reading with the paper; the store must hold all trials of the search."""
     fits = []
     for target, reading, trials in _plan(scale):
         rows = {row.key: row.measures for row in store.rows([trial.key for trial in trials])}
         fits.append(_fit(target, reading, trials, rows))
-    return fits, tally
+    return fits
 
 
 def _fit(
