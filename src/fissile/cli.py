@@ -54,7 +54,7 @@ Ids = Annotated[
 Out = Annotated[Path, typer.Option(help="The folder of the store.", envvar="FISSILE_LAB")]
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes side by side; by default 1, on a GPU up to 6."),
+    typer.Option(min=1, help="Processes side by side; by default 1, on a GPU up to 8."),
 ]
 SomeScale = Annotated[Scale | None, typer.Option(help="Only runs of this scale.")]
 _OUT = Path("fissile-lab")

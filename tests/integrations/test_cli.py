@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas
 import pytest
 
+from fissile.__main__ import main
 from fissile.lab.studies import STUDIES
 
 FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
@@ -28,6 +29,15 @@ def fissile(*arguments, code=0, **options):
     assert done.returncode == code, (done.stdout, done.stderr)
     assert "Traceback" not in str(done.stderr)
     return done
+
+
+def inside(capsys, monkeypatch, *arguments, code=1):
+    """Call the entry point itself, where starting Python anew for every mistake would be slow."""
+    monkeypatch.setattr(sys, "argv", ["fissile", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == code
+    return capsys.readouterr()
 
 
 @pytest.fixture(scope="module")
@@ -122,17 +132,17 @@ def test_a_changed_setting_is_another_run(lab, tmp_path):
         (("theory", "--literals", "30"), "do not divide into clauses"),
     ],
 )
-def test_mistakes_get_one_line_and_leave_nothing(arguments, message, tmp_path):
+def test_mistakes_get_one_line_and_leave_nothing(arguments, message, tmp_path, capsys, monkeypatch):
     where = () if arguments[0] == "theory" else ("--out", tmp_path / "lab")
-    done = fissile(*arguments, *where, code=1)
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    err = inside(capsys, monkeypatch, *arguments, *where).err
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "lab").exists()
 
 
-def test_usage_errors_are_usage_errors():
+def test_usage_errors_are_usage_errors(capsys, monkeypatch):
     assert "Usage" in fissile("run", code=2).stderr
-    assert "huge" in fissile("run", "codes", "--scale", "huge", code=2).stderr
+    assert "huge" in inside(capsys, monkeypatch, "run", "codes", "--scale", "huge", code=2).err
 
 
 def test_a_failed_run_exits_with_one(tmp_path):
@@ -156,9 +166,18 @@ def test_results_of_a_study_that_never_ran(lab, tmp_path):
     assert "run: fissile run codes" in done.stderr
 
 
-def test_help_has_examples():
-    for command in ("run", "studies", "status", "results", "report", "theory"):
-        assert "Example" in fissile(command, "--help").stdout
+def test_help_has_examples(capsys, monkeypatch):
+    assert "Begin with" in fissile("--help").stdout
+    for command in ("run", "studies", "status", "results", "report", "theory", "fidelity"):
+        assert "Example" in inside(capsys, monkeypatch, command, "--help", code=0).out
+
+
+def test_fidelity_writes_its_tables(lab, tmp_path):
+    found = tmp_path / "found.md"
+    out = fissile("fidelity", "--scale", "smoke", "--out", lab, "--to", found).stdout
+    assert "readings compared with the paper" in out
+    for heading in ("best reading of each table", "One setting for all", "no reading reaches"):
+        assert heading in found.read_text()
 
 
 def test_completion_offers_the_studies():

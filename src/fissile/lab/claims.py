@@ -89,10 +89,10 @@ class Beats:
         better = [c for _, c in found if sign * c.difference > 0 and c.significant]
         worse = [c for _, c in found if sign * c.difference < 0 and c.significant]
         place, weakest = min(found, key=lambda one: sign * one[1].difference)
+        up, down = ("lower", "higher") if self.lower else ("higher", "lower")
         numbers = (
-            f"{len(better)} of {len(found)} {_plural('cell', len(found))} significantly "
-            f"{'lower' if self.lower else 'higher'}, {len(worse)} significantly "
-            f"{'higher' if self.lower else 'lower'}; weakest {weakest.difference:+.3g} "
+            f"{len(better)} of {len(found)} {_plural('cell', len(found))} significantly {up}, "
+            f"{len(worse)} significantly {down}; smallest gain {sign * weakest.difference:+.3g} "
             f"({_p(weakest.p)}) at {place}"
         )
         if len(worse) > self.spare:
@@ -272,7 +272,7 @@ def _signed(value: float, p: float) -> Status:
 def _p(p: float) -> str:
     if isnan(p):
         return "no p-value"
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def _plural(word: str, count: int) -> str:

@@ -28,6 +28,7 @@ __all__ = ["TARGETS", "Fit", "Reading", "best", "common", "compared", "unreached
 #: How wide an embedding is: a number, or as many as the formula has literals or clauses.
 _EMBEDDINGS = ("8", "32", "literals", "clauses")
 _ALL = (4, 8, 16, 32)
+_TINY = 1e-6  # a table that is matched to the digit has no multiples
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def common(fits: Sequence[Fit]) -> list[tuple[float, list[Fit]]]:
         each = [_best_within(fits, target, shared) for target in TARGETS]
         chosen = [one for one in each if one is not None]
         if len(chosen) == len(TARGETS):
-            ratios = [max(one.residual / floors[one.target.study], 1e-9) for one in chosen]
+            ratios = [(one.residual + _TINY) / (floors[one.target.study] + _TINY) for one in chosen]
             found.append((exp(sum(map(log, ratios)) / len(ratios)), chosen))
     return sorted(found, key=lambda one: one[0])
 

@@ -20,7 +20,7 @@ def default_jobs(device: str) -> int:
     On a GPU small networks wait for launches, compilations and measures, and one process leaves
     the chip idle; on a processor a bank takes all cores by itself.
     """
-    return max(1, min(6, (os.cpu_count() or 1) // 2)) if device.startswith("cuda") else 1
+    return max(1, min(8, (os.cpu_count() or 1) // 2)) if device.startswith("cuda") else 1
 
 
 @contextmanager

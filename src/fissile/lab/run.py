@@ -32,7 +32,7 @@ Flying = dict["Future[list[Outcome]]", list[Work]]
 
 #: How much work goes into a batch, in estimated seconds on two cores: what ``kill -9`` may cost.
 #: A GPU wants more networks side by side, and is done with them as soon.
-_BATCH = {"cpu": 8.0, "cuda": 30.0}
+_BATCH = {"cpu": 8.0, "cuda": 12.0}
 _POLL = 0.5  # seconds between looks at trials that another process is computing
 
 
@@ -163,7 +163,10 @@ class _Runner:
 
     def run(self, missing: Sequence[Work], size: float) -> None:
         """Go on until every trial is stored, by us or by another process, or has failed."""
-        pending = deque(batches(missing, size))
+        cut = batches(missing, size)
+        if self.in_flight > 1:  # the longest first, or one of them ends alone
+            cut.sort(key=lambda batch: -sum(work.cost for work in batch))
+        pending = deque(cut)
         taken: list[Work] = []  # another process is at it
         while pending or self.flying or taken:
             while pending and len(self.flying) < self.in_flight:

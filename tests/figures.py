@@ -1,0 +1,70 @@
+"""Tables of invented trials and pictures of invented networks, for tests of figures."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import nan
+
+import numpy as np
+import pandas
+from matplotlib.figure import Figure
+
+from fissile.lab.frame import table
+from fissile.lab.plots import draw
+from fissile.lab.studies import STUDIES
+from fissile.lab.study import Study
+from fissile.lab.trial import Sampling, Work
+
+MEASURES = (
+    "accuracy", "best", "capacity", "cosine", "absolute_cosine", "collisions", "agreement",
+    "adjusted_rand", "coded",
+)  # fmt: skip
+THEORY = ("coverage", "collision_ratio", "width")
+
+
+def invented(work: Work, random: np.random.Generator) -> dict[str, float]:
+    """Return numbers such as a trial might come to, without any training."""
+    if isinstance(work, Sampling):
+        found = {name: random.uniform(0.1, 0.9) for name in THEORY}
+        for name in THEORY:
+            found |= {f"{name}_{end}": random.uniform(0.1, 0.9) for end in ("simulated", "approx")}
+            found[f"{name}_bound"] = random.uniform(-4, 0.5)
+        return found
+    better = 0.02 * work.arm.alpha
+    found = {name: 0.5 + better + random.normal(0, 0.02) for name in MEASURES}
+    return found | {"nonzeros": float(work.neurons * work.task.literals)}
+
+
+def frame_of(study: Study, scale: str = "") -> pandas.DataFrame:
+    """Return a table of invented trials; where lines are fitted through its cells, of more."""
+    return _frame(study.id, scale or ("quick" if study.id == "interference" else "smoke"))
+
+
+@cache
+def _frame(name: str, scale: str) -> pandas.DataFrame:
+    works = STUDIES[name].works(scale, 3)
+    random = np.random.default_rng(0)
+    return table(works, {work.key: invented(work, random) for work in works})
+
+
+def pictures_of(study: Study) -> dict[str, np.ndarray]:
+    """Return a first layer for each arm: its children share out the inputs of their parent."""
+    random = np.random.default_rng(0)
+    found = {}
+    for arm in study.arms:
+        weight = random.normal(size=(8 * arm.alpha, 32))
+        for child in range(arm.alpha):
+            weight[child :: arm.alpha][:, np.arange(32) % arm.alpha != child] = nan
+        found[arm.name] = weight
+    return found
+
+
+@cache
+def all_drawn() -> dict[str, Figure]:
+    """Every study's figure, drawn once: a test looks at it and leaves it as it is."""
+    figures = {}
+    for name, study in STUDIES.items():
+        figure = draw(study, frame_of(study), pictures_of(study))
+        assert figure is not None
+        figures[name] = figure
+    return figures

@@ -1,0 +1,109 @@
+"""The search for fidelity on results made by hand: it must find what was put in."""
+
+import pytest
+
+from fissile.errors import FissileError
+from fissile.lab.compute import Outcome
+from fissile.lab.fidelity import TARGETS, Reading, best, common, compared, unreached, works
+from fissile.lab.fidelity_text import markdown
+from fissile.lab.store import Provenance, Store
+from fissile.lab.trial import Boolean, Trial
+
+MADE_BY = Provenance("0", "", "", "paper", "")
+
+
+def published(trial):
+    """What the paper has for this trial, by measure; zero where it has no such place."""
+    found = {"accuracy": 0.0, "best": 0.0, "capacity": 0.0, "absolute_cosine": 0.0, "cosine": 0.0}
+    embedded = trial.embedding is not None
+    for target in TARGETS:
+        place = trial.columns()[target.published.along]
+        splits = {arm.partition("-")[0] for arm in target.published.arms}
+        if place not in target.published.values or trial.arm.split not in splits:
+            continue
+        number = target.paper(place, trial.arm.split)[0]
+        if target.published.measure != "accuracy":
+            found[target.published.measure] = number
+        elif embedded == target.study.startswith("embed"):
+            clauses = target.study == "embed-clauses"
+            if not embedded or clauses == (trial.neurons == 8 and trial.task.clauses != 8):
+                found["accuracy"] = found["best"] = number / 100
+    return found
+
+
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory):
+    """Results in which one reading of the data is the paper's, and the others are not."""
+    with Store(tmp_path_factory.mktemp("fidelity")) as store:
+        outcomes = []
+        for trial in works("quick"):
+            right = (trial.task.negatives, trial.task.others) == ("flip", "matched")
+            off = 1.0 if right else 0.7 if trial.task.negatives == "clause" else 0.9
+            if trial.arm.alpha == 2 and trial.task.clauses != 8:
+                off *= 0.95
+            measures = {name: off * value for name, value in published(trial).items()}
+            outcomes.append(Outcome(trial, measures, 1.0))
+        store.add(outcomes, MADE_BY)
+        return compared(store, "quick")
+
+
+def test_the_reading_that_was_put_in_is_found(fits):
+    for target in TARGETS:
+        found = best(fits, target.study)
+        assert (found.reading.negatives, found.reading.others) == ("flip", "matched"), target.study
+    assert best(fits, "capacity").residual == pytest.approx(0, abs=1e-6)
+    assert best(fits, "capacity").reading.alpha == 4
+    assert best(fits, "cosine").reading.measure == "absolute_cosine"
+
+
+def test_residuals_by_hand(fits):
+    off = next(
+        one
+        for one in fits
+        if one.target.study == "capacity"
+        and one.reading == Reading(negatives="clause", measure="capacity")
+    )
+    assert off.residual == pytest.approx(30)  # every number is 30 % too low
+    assert str(off) == "30.0 %"
+
+
+def test_one_setting_for_all_is_ranked_by_all(fits):
+    (score, chosen), *others = common(fits)
+    assert {(one.reading.negatives, one.reading.others) for one in chosen} == {("flip", "matched")}
+    assert len(chosen) == len(TARGETS)
+    rivals = [one for one in others if one[1][0].reading.negatives != "flip"]
+    assert rivals
+    assert all(other[0] > 2 * score for other in rivals)
+
+
+def test_what_no_reading_reaches_is_named(fits):
+    assert "capacity" not in {one.target.study for one in unreached(fits)}
+    ours = [one for one in fits if one.reading.negatives == "clause"]
+    missed = unreached(ours)
+    assert {one.target.study for one in missed} >= {"capacity", "codes", "embed-clauses"}
+    one = next(one for one in missed if one.target.study == "codes" and one.split == "dense")
+    assert (one.paper, one.nearest) == (78.7, pytest.approx(0.7 * 78.7))
+
+
+def test_the_text_has_every_part(fits):
+    text = markdown(fits)
+    for target in TARGETS:
+        assert f"**{target.study}**" in text
+    assert text.count("\n## ") == 4
+    assert "| capacity |" in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in lines)
+
+
+def test_a_reading_reaches_into_a_trial():
+    reading = Reading(5_000, "flip", "arbitrary", "clauses", 2, "fresh")
+    dense = reading.trial(Trial(Boolean(clauses=6), embedding=99))
+    assert (dense.task.train, dense.embedding, dense.arm.alpha) == (5_000, 6, 1)
+    assert reading.trial(Trial()).embedding is None
+    assert Reading(embedding="literals").trial(Trial(embedding=1)).embedding == 32
+    assert Reading(embedding="8").trial(Trial(embedding=1)).embedding == 8
+
+
+def test_an_unknown_scale_is_refused():
+    with pytest.raises(FissileError, match="unknown scale 'huge'"):
+        works("huge")
