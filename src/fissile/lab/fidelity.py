@@ -17,6 +17,7 @@ from math import exp, inf, log, sqrt
 
 from fissile.data import Negatives, Others
 from fissile.errors import FissileError
+from fissile.lab.frame import with_diagonal
 from fissile.lab.stats import Summary, summary
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
@@ -41,6 +42,7 @@ class Reading:
     embedding: str = "literals"
     alpha: int = 4
     moments: Moments = "carry"
+    clusters: int = 4  # of the Gram matrix, for each child
     measure: str = "accuracy"
 
     def trial(self, trial: Trial) -> Trial:
@@ -54,10 +56,12 @@ class Reading:
         }
         new = changed(trial, changes)
         assert isinstance(new, Trial)
-        if new.embedding is None:
-            return new
-        width = {"literals": new.task.literals, "clauses": new.task.clauses}.get(self.embedding)
-        return replace(new, embedding=width or int(self.embedding))
+        if new.embedding is not None:
+            width = {"literals": new.task.literals, "clauses": new.task.clauses}.get(self.embedding)
+            new = replace(new, embedding=width or int(self.embedding))
+        if new.arm.split == "gram" and self.clusters != 4:
+            new = replace(new, arm=replace(new.arm, clusters=self.clusters * self.alpha))
+        return new
 
     def text(self, names: Sequence[str]) -> str:
         """Write some of its settings in a line."""
@@ -82,6 +86,8 @@ class Target:
     axes: Mapping[str, tuple[object, ...]]
     places: tuple[int, ...] | None = None
     relative: bool = False  # residuals in percent of the paper's number, not in its units
+    #: Tried one at a time, and only where the other settings are at their defaults.
+    extras: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
     @property
     def published(self) -> Published:
@@ -98,10 +104,18 @@ class Target:
         """Return every combination of the open settings."""
         names = list(self.axes)
         values = [[v for v in self.axes[n] if v in limits.get(n, self.axes[n])] for n in names]
-        return [Reading(**dict(zip(names, some, strict=True))) for some in product(*values)]  # type: ignore[arg-type]
+        found = [Reading(**dict(zip(names, some, strict=True))) for some in product(*values)]  # type: ignore[arg-type]
+        return found + [
+            replace(reading, **{name: value})  # type: ignore[arg-type]
+            for reading in found
+            if (reading.train, reading.embedding) == (Reading.train, Reading.embedding)
+            for name, others in self.extras.items()
+            for value in others
+        ]
 
 
 _SPLIT: dict[str, tuple[object, ...]] = {"alpha": (2, 4), "moments": ("carry", "fresh")}
+_EXTRAS: dict[str, tuple[object, ...]] = {"clusters": (1, 2), "moments": ("fresh",)}
 _EMBEDDED = _DATA | {"embedding": _EMBEDDINGS, "alpha": (2, 4)} | _BY_EPOCH
 
 TARGETS = (
@@ -112,8 +126,8 @@ TARGETS = (
         _DATA | _SPLIT | {"measure": ("cosine", "absolute_cosine", "diagonal_cosine")},
         relative=True,
     ),
-    Target("embed-neurons", _EMBEDDED, _ALL),
-    Target("embed-clauses", _EMBEDDED, _ALL),
+    Target("embed-neurons", _EMBEDDED, _ALL, extras=_EXTRAS),
+    Target("embed-clauses", _EMBEDDED, _ALL, extras=_EXTRAS),
 )
 
 
@@ -216,9 +230,9 @@ def _fit(
 
 
 def _value(trial: Trial, measures: Mapping[str, float], name: str) -> float:
-    if name == "diagonal_cosine":  # each neuron compared with itself too, whose cosine is 1
-        neurons = trial.neurons * trial.arm.alpha
-        return (1 + (neurons - 1) * measures["absolute_cosine"]) / neurons
+    if name == "diagonal_cosine":
+        neurons = float(trial.neurons * trial.arm.alpha)
+        return float(with_diagonal(measures["absolute_cosine"], neurons))
     return 100 * measures[name] if name in ("accuracy", "best") else measures[name]
 
 

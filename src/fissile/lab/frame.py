@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fissile.errors import needs
 from fissile.lab.stats import compare, fold_change, summary
 from fissile.lab.trial import Work
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
-__all__ = ["cells", "derived", "labelled", "pick", "table", "tidy"]
+__all__ = ["cells", "derived", "labelled", "pick", "table", "tidy", "with_diagonal"]
 
+Number = TypeVar("Number", float, "Series")
 #: What tells arms of one trial apart; all other columns describe the trial itself.
 ARM = ("arm", "split", "alpha", "clusters", "moments")
 #: Measures that figures show as a multiple of the dense network's.
@@ -27,6 +28,7 @@ LABELS = {
     "capacity": "Total feature capacity",
     "cosine": "Mean cosine similarity",
     "absolute_cosine": "Mean absolute cosine similarity",
+    "diagonal_cosine": "The same, each neuron with itself too",
     "capacity_fold": "Capacity, fold change",
     "cosine_fold": "Cosine, fold change",
     "absolute_cosine_fold": "Absolute cosine, fold change",
@@ -70,12 +72,24 @@ def derived(frame: DataFrame) -> DataFrame:
         return frame
     frame = frame.copy()
     frame["per_parameter"] = frame["accuracy"] / frame["nonzeros"]
+    if "absolute_cosine" in frame:
+        neurons = frame["neurons"] * frame["alpha"]
+        frame["diagonal_cosine"] = with_diagonal(frame["absolute_cosine"], neurons)
     dense = _partners(frame)
     frame["improvement"] = 100 * (fold_change(frame["accuracy"], dense["accuracy"]) - 1)
     for name in _FOLDED:
         if name in frame:
             frame[f"{name}_fold"] = fold_change(frame[name], dense[name])
     return frame
+
+
+def with_diagonal(cosine: Number, neurons: Number) -> Number:
+    """Return the mean cosine when every neuron is compared with itself too, whose cosine is 1.
+
+    >>> with_diagonal(0.2, 4)
+    0.4
+    """
+    return (1 + (neurons - 1) * cosine) / neurons
 
 
 def _partners(frame: DataFrame) -> DataFrame:

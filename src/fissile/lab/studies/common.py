@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fissile.lab.trial import Arm, Boolean, Trial
 
-__all__ = ["DENSE", "FEW", "FULL", "TINY", "Effort", "both", "gram", "names"]
+__all__ = ["DENSE", "FEW", "FULL", "READING", "TINY", "Effort", "both", "gram", "names"]
 
 DENSE = Arm()
 
@@ -56,9 +56,13 @@ class Effort:
         )
 
 
+#: The paper leaves open how many samples there are, and its text and its algorithm A2 differ on the
+#: false ones. This reading fits its tables best, all together: see docs/fidelity.md.
+READING = Boolean(train=10_000, negatives="literal", others="arbitrary")
+
 #: Enough to see that everything runs.
-TINY = Effort(Boolean(train=256, test=128), epochs=2)
+TINY = Effort(replace(READING, train=256, test=128), epochs=2)
 #: The paper's training; a study's smaller scale has fewer cells and trials instead.
-FULL = Effort(Boolean())
-#: The same for long runs.
-FEW = Effort(Boolean(), epochs=100)
+FULL = Effort(READING)
+#: A tenth of the longest.
+FEW = Effort(READING, epochs=100)

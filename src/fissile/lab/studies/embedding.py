@@ -11,7 +11,8 @@ from fissile.lab.trial import Trial
 
 __all__ = ["EMBED_CLAUSES", "EMBED_NEURONS"]
 
-_ARMS = gram(4)
+#: Alpha 2 fits the table of neurons better than 4; the paper does not state it.
+_ARMS = gram(2)
 _SPLIT = names(_ARMS[1:])
 _AXIS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
@@ -20,6 +21,12 @@ Row = tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
 
 def _rows(values: Mapping[int, Row]) -> dict[int, dict[str, tuple[float, float]]]:
     return {place: dict(zip(names(_ARMS), row, strict=True)) for place, row in values.items()}
+
+
+_OPEN = (
+    "The paper states neither alpha nor the width of the embedding: alpha is 2, and the embedding "
+    "is as wide as the input.",
+)
 
 
 def _cell(effort: Effort, clauses: int = 8, neurons: int = 8) -> Trial:
@@ -96,9 +103,10 @@ EMBED_NEURONS = Study(
         Claim(
             "The relative improvement is largest where neurons are few.",
             "section 5.2",
-            Trend("improvement", "gram-4", "neurons", rises=False),
+            Trend("improvement", "gram-2", "neurons", rises=False),
         ),
     ),
+    differs=_OPEN,
 )
 
 EMBED_CLAUSES = Study(
@@ -137,4 +145,10 @@ EMBED_CLAUSES = Study(
         ),
     ),
     claims=_better("clauses"),
+    differs=(
+        *_OPEN,
+        "The paper's accuracies hardly fall from 8 to 32 clauses; in this reading ours do. They "
+        "are as flat as the paper's if one literal of every clause is flipped to make a near miss "
+        "and the embedding is as wide as there are clauses: see docs/fidelity.md.",
+    ),
 )

@@ -166,14 +166,14 @@ COSINE = Study(
     scales=_SCALES,
     figure=(
         (
+            Lines("literals", "diagonal_cosine", names(_FOUR)),
             Lines("literals", _COSINE, names(_FOUR), stars=_STARRED),
-            Lines("literals", "cosine", names(_FOUR)),
         ),
     ),
     published=(
         Published(
             "Average neuron cosine similarity",
-            _COSINE,
+            "diagonal_cosine",
             "literals",
             _rows(
                 {
@@ -197,5 +197,11 @@ COSINE = Study(
             Beats(arm, measure=_COSINE, along=("literals",), lower=True),
         )
         for arm in _STARRED
+    ),
+    differs=(
+        "The paper averages over pairs of distinct neurons. Its numbers are met when magnitudes "
+        "are averaged and every neuron is compared with itself too, so the table does that. More "
+        "neurons lower such a mean by themselves; the claims are therefore checked on the "
+        "magnitudes over distinct pairs.",
     ),
 )
