@@ -48,7 +48,7 @@ def _commons(fits: Sequence[Fit]) -> Iterator[str]:
 def _settings(fits: Sequence[Fit]) -> Iterator[str]:
     yield from ("", "## What each setting is worth", "")
     yield (
-        "The best residual that is left when one setting is held to a value. For the tables with an "
+        "The best residual that is left when one setting is held to a value. In tables with an "
         "embedding, clusters of the Gram matrix and fresh moments were tried only with 10,000 "
         "samples and an embedding as wide as the input."
     )
