@@ -23,7 +23,7 @@ from fissile.bank import check_device
 from fissile.errors import FissileError
 from fissile.lab.pool import default_jobs, pool
 from fissile.lab.progress import Bar
-from fissile.lab.results import Results, latest, load
+from fissile.lab.results import Results, latest, load, readable
 from fissile.lab.run import run as run_trials
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES, find
@@ -124,7 +124,11 @@ def run(
 def status(out: Out = _OUT) -> None:
     """Show every run of the store: how far it is, and what became of its claims."""
     with _store(out, create=False) as store:
-        _print_status([load(store, one) for one in store.runs() if one.study in STUDIES])
+        runs = store.runs()
+        _print_status([load(store, one) for one in runs if readable(one)])
+        for one in runs:
+            if not readable(one):
+                typer.echo(f"Made by another version of fissile: {one.command}")
 
 
 @app.command(
@@ -193,7 +197,7 @@ def fidelity(
         Console().print(Markdown(text))
     else:
         with _writing(to):
-            to.write_text(text)
+            to.write_text(text, encoding="utf-8")
     typer.echo(f"{tally.text()}; {len(fits):,} readings compared with the paper.")
 
 
@@ -272,7 +276,7 @@ def _now() -> str:
 
 def _wanted(study: Study, scale: str, trials: int | None, changes: dict[str, object]) -> Run:
     """Return the run that makes one study, with the command that makes it again."""
-    known = study.known(changes)
+    known = {name: value for name, value in changes.items() if name in study.settings}
     words = ["fissile", "run", study.id, "--scale", scale]
     words += ["--trials", str(trials)] if trials is not None else []
     for name, value in known.items():

@@ -11,6 +11,7 @@ import pandas
 import pytest
 
 from fissile.__main__ import main
+from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES
 
 FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
@@ -121,9 +122,11 @@ def test_a_changed_setting_is_another_run(lab, tmp_path):
         (("run", "nothing"), "there is no study 'nothing'; there are codes"),
         (("run", "codes", "--set", "train"), "--set takes KEY=VALUE"),
         (("run", "codes", "--set", "=3"), "--set takes KEY=VALUE"),
-        (("run", "codes", "--set", "trian=3"), "there is no setting 'trian'"),
-        (("run", "codes", "theory", "--set", "trian=3"), "there is no setting 'trian'"),
-        (("run", "codes", "--set", "train=x"), "train='x' is not a number"),
+        (("run", "codes", "--set", "trian=3"), "codes has no setting 'trian' to change"),
+        (("run", "codes", "theory", "--set", "trian=3"), "codes has no setting 'trian'"),
+        (("run", "codes", "--set", "alpha=4"), "codes has no setting 'alpha'"),
+        (("run", "codes", "--set", "train=x"), "train='x' is not a whole number"),
+        (("run", "codes", "--set", "embedding=8"), "no clauses to split by"),
         (("run", "codes", "--device", "abacus"), "cannot train on 'abacus'"),
         (("status",), "there is no store here"),
         (("report",), "there is no store here"),
@@ -146,11 +149,11 @@ def test_usage_errors_are_usage_errors(capsys, monkeypatch):
 
 
 def test_a_failed_run_exits_with_one(tmp_path):
-    done = fissile(
-        "run", "codes", "--scale", "smoke", "--set", "alpha=200", "--out", tmp_path, code=1
-    )
+    # Forty clusters of eight or sixteen inputs cannot be; the dense arms can.
+    command = ("run", "embed-neurons", "--scale", "smoke", "--set", "clusters=40")
+    done = fissile(*command, "--out", tmp_path, code=1)
     assert "failed" in done.stderr
-    assert "alpha=200" in done.stderr
+    assert "clusters, not 40" in done.stderr
 
 
 def test_a_store_that_is_no_store_is_refused_and_left_alone(tmp_path):
@@ -158,6 +161,19 @@ def test_a_store_that_is_no_store_is_refused_and_left_alone(tmp_path):
     done = fissile("run", "codes", "--scale", "smoke", "--out", tmp_path, code=1)
     assert "trials.sqlite" in done.stderr
     assert (tmp_path / "trials.sqlite").read_text() == "something else"
+
+
+def test_a_run_of_another_version_does_not_hide_the_others(lab, tmp_path):
+    shutil.copytree(lab, tmp_path / "lab")
+    with Store(tmp_path / "lab") as store:
+        store.note_run(Run("codes", "smoke", None, {"dropout": 0.5}, "fissile run codes --new"))
+        store.note_run(Run("codes", "huge", None, {}, "fissile run codes --scale huge"))
+        store.note_run(Run("psychics", "smoke", None, {}, "fissile run psychics"))
+    out = fissile("status", "--out", tmp_path / "lab").stdout
+    assert out.count("Made by another version of fissile: ") == 3
+    assert "superposition" in out
+    fissile("report", "--out", tmp_path / "lab")
+    assert "Codes appear" in (tmp_path / "lab" / "report" / "index.html").read_text()
 
 
 def test_results_of_a_study_that_never_ran(lab, tmp_path):

@@ -3,7 +3,9 @@
 import pytest
 from results import invented
 
-from fissile.lab.claims import Beats, Explains, Levels, Near, Often, Trend
+from fissile.errors import FissileError
+from fissile.lab.claims import Beats, Explains, Levels, Near, Often, Together, Trend
+from fissile.lab.stats import compare
 
 GAIN = {"dense": 0.0, "clause-4": 0.10, "random-4": 0.05}
 
@@ -60,7 +62,7 @@ def test_an_explanation_of_the_wrong_sign_fails():
     assert Explains(check.y, check.x, check.arms, rises=False)(invented(rising)).status == "holds"
 
 
-@pytest.mark.parametrize("name", ["beats", "lower", "over random", "trend", "explains"])
+@pytest.mark.parametrize("name", CHECKS)
 def test_a_claim_is_not_significant_where_nothing_differs(name):
     assert CHECKS[name](invented(same, noise=1.0)).status == "not significant"
 
@@ -84,8 +86,53 @@ def test_one_significant_exception_breaks_a_claim_unless_it_is_spared():
 
 def test_arms_are_compared_trial_by_trial():
     # The trials differ by far more than the arms do: only pairing sees the gain.
-    assert Beats("clause-4")(invented(rising, noise=30.0, trials=40)).status != "fails"
-    assert Beats("random-4")(invented(rising, noise=1.0)).status == "holds"
+    frame = invented(rising, noise=10.0)
+    assert Beats("clause-4", where={"neurons": 8})(frame).status == "holds"
+    cell = frame[frame["neurons"] == 8]
+    sides = [cell[cell["arm"] == arm]["accuracy"] for arm in ("clause-4", "dense")]
+    assert not compare(*sides, paired=False).significant
+
+
+def test_a_comparison_of_more_than_one_cell_is_refused():
+    frame = invented(rising, cells=[(8, 4), (16, 4)])
+    with pytest.raises(FissileError, match="several clause-4 networks for one trial"):
+        Beats("clause-4")(frame)
+
+
+def test_spared_cells_cannot_carry_a_claim():
+    # One cell that shows the opposite is all there is: sparing it would leave nothing.
+    frame = invented(swapped, cells=[(8, 8)])
+    assert Beats("clause-4", spare=1)(frame).status == "not significant"
+    assert Beats("clause-4")(frame).status == "fails"
+
+
+def test_several_comparisons_share_what_is_spared():
+    def mixed(arm, clauses, neurons):
+        worse = (arm, neurons) in {("clause-4", 4), ("random-4", 4)}
+        return (swapped if worse else rising)(arm, clauses, neurons)
+
+    checks = (Beats("clause-4"), Beats("random-4"))
+    frame = invented(mixed)
+    assert all(Beats(one.arm, spare=1)(frame).status == "holds" for one in checks)
+    verdict = Together(checks, spare=1)(frame)
+    assert verdict.status == "fails"
+    assert "6 of 8 cells significantly higher, 2 significantly lower" in verdict.numbers
+    assert Together(checks, spare=2)(frame).status == "holds"
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        Beats("clause-4", measure="absent"),
+        Often("clause-4", measure="absent"),
+        Trend("absent", "clause-4"),
+        Levels("absent", "clause-4", "neurons", beyond=8),
+        Explains("improvement", "absent", ("clause-4",)),
+        Near("absent", "accuracy", factor=2),
+    ],
+)
+def test_a_measure_that_was_not_taken_is_no_data(check):
+    assert check(invented(rising)).status == "no data"
 
 
 def test_often_counts_cells():
@@ -93,8 +140,10 @@ def test_often_counts_cells():
         return (rising if neurons <= 8 else swapped)(arm, clauses, neurons)
 
     verdict = Often("clause-4")(invented(half))
-    assert verdict.status == "fails"  # half is not more than half
-    assert verdict.numbers == "better in 2 of 4 cells, significantly in 2"
+    assert verdict.status == "not significant"  # half is not more than half, nor less
+    assert verdict.numbers == (
+        "better in 2 of 4 cells, significantly in 2; significantly worse in 2"
+    )
 
 
 def saturating(arm, clauses, neurons):

@@ -69,15 +69,20 @@ def test_settings_change_wherever_they_live():
 
 def test_options_of_the_split_leave_the_dense_arm_alone():
     assert changed(Trial(), {"moments": "fresh", "clusters": 4, "alpha": 8}) == Trial()
+    random, gram = (Trial(arm=Arm(split, 2)) for split in ("random", "gram"))
+    assert changed(random, {"clusters": 4}) == random
+    assert changed(gram, {"clusters": 4}).arm.clusters == 4
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trian": 5}, "no setting 'trian' to change; there are alpha, batch, clauses"),
-        ({"train": "many"}, "train='many' is not a number"),
+        ({"trian": 5}, "no setting 'trian' to change; there are batch, clauses"),
+        ({"train": "many"}, "train='many' is not a whole number"),
+        ({"train": 5e3}, "train=5000.0 is not a whole number"),
+        ({"lr": "fast"}, "lr='fast' is not a number"),
         ({"train": 0}, "train=0 is not a whole number of at least 2"),
-        ({"neurons": 2.5}, "neurons=2.5 is not a number"),
+        ({"neurons": 2.5}, "neurons=2.5 is not a whole number"),
         (
             {"negatives": "both"},
             "negatives='both' is not known; give 'literal' or 'clause' or 'flip'",
@@ -141,6 +146,10 @@ def test_studies_are_found_by_name():
         find(["cosin"])
     with pytest.raises(FissileError, match="unknown scale 'huge'"):
         STUDIES["codes"].works("huge")
+    with pytest.raises(FissileError, match="capacity has no setting 'alpha' to change"):
+        STUDIES["capacity"].works("smoke", changes={"alpha": 2})  # its arms are its own
+    with pytest.raises(FissileError, match="no clauses to split by"):
+        STUDIES["superposition"].works("smoke", changes={"embedding": 8})
     with pytest.raises(FissileError, match="trials=0"):
         STUDIES["codes"].works("smoke", trials=0)
 
@@ -160,6 +169,7 @@ def test_batches_keep_the_arms_of_a_network_together_and_alike():
         assert len({frozenset(each) for each in arms.values()}) == 1
     whole = batches(works, cost=float("inf"))
     assert len(whole) == 3
+    assert all(batches(works, cost=0.0))  # one network each, and none without
 
 
 def test_the_wide_table_compares_with_the_dense_arm_of_the_same_trial():

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import erfc, hypot, inf, isnan, sqrt
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from fissile.lab.frame import cells, pick
-from fissile.lab.stats import LEVEL, Comparison, compare, line
+from fissile.lab.frame import cells, paired, pick
+from fissile.lab.stats import LEVEL, Comparison, line
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,6 +28,7 @@ __all__ = [
     "Near",
     "Often",
     "Status",
+    "Together",
     "Trend",
     "Verdict",
 ]
@@ -68,8 +69,9 @@ class Beats:
 
     >>> Beats("clause-4", "dense", along=("neurons",), where={"clauses": 8})
 
-    It holds if every cell is better with p < 0.05 (``spare`` cells excepted), and fails if more
-    cells than are spared are significantly worse. Anything between is not significant.
+    It holds if every cell is better with p < 0.05 (``spare`` cells excepted, where there are more
+    than twice as many), and fails if more cells than are spared are significantly worse. Anything
+    between is not significant.
     """
 
     arm: str
@@ -82,22 +84,52 @@ class Beats:
 
     def __call__(self, frame: DataFrame) -> Verdict:
         """Compare the arms in every cell."""
-        found = list(_compared(frame, self))
+        return Together((self,), self.spare)(frame)
+
+    def cells(self, frame: DataFrame) -> Iterator[tuple[str, Comparison]]:
+        """Compare the arms trial by trial in every cell that has both."""
+        part = pick(frame, self.where, [self.arm, self.over])
+        if not len(part) or self.measure not in part:
+            return
+        for values, cell in part.groupby(list(self.along), sort=True):
+            found = paired(cell, self.arm, self.over, self.measure)
+            if found is not None:
+                named = zip(self.along, values, strict=True)
+                yield ", ".join(f"{name} = {value:g}" for name, value in named), found
+
+    def gain(self, found: Comparison) -> float:
+        """Return how much better a cell is, the measure's direction considered."""
+        return -found.difference if self.lower else found.difference
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several comparisons that a sentence makes at once; ``spare`` counts over all of them."""
+
+    checks: tuple[Beats, ...]
+    spare: int = 0
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        """Compare the arms in every cell of every comparison."""
+        found = [
+            (check.gain(one), one, f"{place}, {check.arm}" if len(self.checks) > 1 else place)
+            for check in self.checks
+            for place, one in check.cells(frame)
+        ]
         if not found:
             return _NOTHING
-        sign = -1 if self.lower else 1
-        better = [c for _, c in found if sign * c.difference > 0 and c.significant]
-        worse = [c for _, c in found if sign * c.difference < 0 and c.significant]
-        place, weakest = min(found, key=lambda one: sign * one[1].difference)
-        up, down = ("lower", "higher") if self.lower else ("higher", "lower")
+        better = sum(gain > 0 and one.significant for gain, one, _ in found)
+        worse = sum(gain < 0 and one.significant for gain, one, _ in found)
+        gain, weakest, place = min(found, key=lambda one: one[0])
+        up, down = ("lower", "higher") if self.checks[0].lower else ("higher", "lower")
         numbers = (
-            f"{len(better)} of {len(found)} {_plural('cell', len(found))} significantly {up}, "
-            f"{len(worse)} significantly {down}; smallest gain {sign * weakest.difference:+.3g} "
-            f"({_p(weakest.p)}) at {place}"
+            f"{better} of {len(found)} {_plural('cell', len(found))} significantly {up}, "
+            f"{worse} significantly {down}; smallest gain {gain:+.3g} ({_p(weakest.p)}) at {place}"
         )
-        if len(worse) > self.spare:
+        if worse > self.spare:
             return Verdict("fails", numbers)
-        enough = len(better) >= len(found) - self.spare
+        # A few cells that are mostly spared would prove nothing.
+        enough = better >= len(found) - self.spare and len(found) > 2 * self.spare
         return Verdict("holds" if enough else "not significant", numbers)
 
 
@@ -105,21 +137,25 @@ class Beats:
 class Often(Beats):
     """One arm is better than another in more than half of the cells.
 
-    It holds if more than half are significantly better, fails if not even the means are.
+    It holds if more than half are significantly better. It fails if less than half are better at
+    all, and more are significantly worse than better.
     """
 
     def __call__(self, frame: DataFrame) -> Verdict:
         """Count the cells."""
-        found = [one for _, one in _compared(frame, self)]
+        found = [(self.gain(one), one.significant) for _, one in self.cells(frame)]
         if not found:
             return _NOTHING
-        sign = -1 if self.lower else 1
-        higher = [c for c in found if sign * c.difference > 0]
-        sure = [c for c in higher if c.significant]
-        numbers = f"better in {len(higher)} of {len(found)} cells, significantly in {len(sure)}"
-        if 2 * len(higher) <= len(found):
+        higher = sum(gain > 0 for gain, _ in found)
+        better = sum(gain > 0 and sure for gain, sure in found)
+        worse = sum(gain < 0 and sure for gain, sure in found)
+        numbers = (
+            f"better in {higher} of {len(found)} cells, significantly in {better}; "
+            f"significantly worse in {worse}"
+        )
+        if 2 * higher < len(found) and worse > better:
             return Verdict("fails", numbers)
-        return Verdict("holds" if 2 * len(sure) > len(found) else "not significant", numbers)
+        return Verdict("holds" if 2 * better > len(found) else "not significant", numbers)
 
 
 @dataclass(frozen=True)
@@ -140,7 +176,7 @@ class Trend:
         """Fit the line."""
         part = pick(frame, self.where, [self.arm])
         part = part[part[self.along] <= self.until]
-        if len(part) < 3 or part[self.along].nunique() < 2:
+        if self.measure not in part or len(part) < 3 or part[self.along].nunique() < 2:
             return _NOTHING
         fit = line(part[self.along], part[self.measure])
         numbers = f"slope {fit.slope:+.3g} per unit of {self.along} ({_p(fit.p)}, n = {fit.count})"
@@ -161,7 +197,9 @@ class Levels:
         """Compare the slopes on both sides by their standard errors."""
         part = pick(frame, self.where, [self.arm])
         sides = part[part[self.along] <= self.beyond], part[part[self.along] >= self.beyond]
-        if any(side[self.along].nunique() < 2 or len(side) < 3 for side in sides):
+        if self.measure not in part or any(
+            side[self.along].nunique() < 2 or len(side) < 3 for side in sides
+        ):
             return _NOTHING
         before, after = (line(side[self.along], side[self.measure]) for side in sides)
         drop, error = before.slope - after.slope, hypot(before.error, after.error)
@@ -188,6 +226,8 @@ class Explains:
     def __call__(self, frame: DataFrame) -> Verdict:
         """Fit a line for every arm; each must be steep the right way and explain enough."""
         fits = {}
+        if not {self.x, self.y} <= set(frame.columns):
+            return _NOTHING
         for arm in self.arms:
             part = pick(frame, self.where, ["dense", arm])
             if not len(part[part["arm"] == arm]):
@@ -237,24 +277,6 @@ class Near:
         numbers = f"{len(part)} rows, between {ratio.min():.3g} and {ratio.max():.3g} times"
         near = 1 / self.factor <= ratio.min() and ratio.max() <= self.factor
         return Verdict("holds" if near else "fails", numbers)
-
-
-def _compared(frame: DataFrame, claim: Beats) -> Iterator[tuple[str, Comparison]]:
-    """Compare two arms trial by trial in every cell that has both."""
-    part = pick(frame, claim.where, [claim.arm, claim.over])
-    if not len(part) or claim.measure not in part:
-        return
-    for values, cell in part.groupby(list(claim.along), sort=True):
-        sides = [
-            cell[cell["arm"] == arm].drop_duplicates("trial").set_index("trial")[claim.measure]
-            for arm in (claim.arm, claim.over)
-        ]
-        both = sides[0].dropna().index.intersection(sides[1].dropna().index)
-        if len(both):
-            place = ", ".join(
-                f"{name} = {value:g}" for name, value in zip(claim.along, values, strict=True)
-            )
-            yield place, compare(sides[0][both], sides[1][both])
 
 
 def _means(frame: DataFrame, measure: str, along: Sequence[str], arm: str) -> Any:

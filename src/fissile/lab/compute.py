@@ -156,7 +156,8 @@ class _Clauses(Blocks):
 # --- measures
 
 _NAMES = (
-    "capacity", "cosine", "absolute_cosine", "collisions", "agreement", "adjusted_rand", "coded",
+    "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions", "agreement",
+    "adjusted_rand", "coded",
 )  # fmt: skip
 
 
@@ -175,10 +176,13 @@ def _interference(group: Group, tasks: _Tasks) -> list[Tensor]:
     clauses = tasks.tests[group.specs[0].data.key()][0].formula.groups
     seeds = torch.tensor([spec.seed for spec in group.specs])
     recovered = measure.recovery(group.w1, clauses, seeded(seeds))
+    absolute = measure.cosine(group.w1, absolute=True)
+    directed = (group.w1 != 0).any(-1).sum(-1).clamp(min=1)  # a neuron without weights has no angle
     return [
         measure.total_capacity(group.w1, clauses),
         measure.cosine(group.w1),
-        measure.cosine(group.w1, absolute=True),
+        absolute,
+        (1 + (directed - 1) * absolute) / directed,  # each neuron compared with itself too
         _collisions(group, bias, tasks),
         recovered.agreement,
         recovered.adjusted_rand,

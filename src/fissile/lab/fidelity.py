@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import exp, inf, log, sqrt
+from math import exp, hypot, isfinite, log, sqrt
 
 from fissile.data import Negatives, Others
 from fissile.errors import FissileError
-from fissile.lab.frame import with_diagonal
 from fissile.lab.stats import Summary, summary
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
@@ -218,7 +217,7 @@ def _fit(
 ) -> Fit:
     values: dict[tuple[int, str], list[float]] = {}
     for trial in trials:
-        value = _value(trial, rows[trial.key], reading.measure)
+        value = _value(rows[trial.key], reading.measure)
         values.setdefault((_place(target, trial), trial.arm.split), []).append(value)
     ours = {key: summary(found) for key, found in values.items()}
     squares = [
@@ -229,10 +228,7 @@ def _fit(
     return Fit(target, reading, ours, sqrt(sum(squares) / len(squares)))
 
 
-def _value(trial: Trial, measures: Mapping[str, float], name: str) -> float:
-    if name == "diagonal_cosine":
-        neurons = float(trial.neurons * trial.arm.alpha)
-        return float(with_diagonal(measures["absolute_cosine"], neurons))
+def _value(measures: Mapping[str, float], name: str) -> float:
     return 100 * measures[name] if name in ("accuracy", "best") else measures[name]
 
 
@@ -248,9 +244,12 @@ def common(fits: Sequence[Fit]) -> list[tuple[float, list[Fit]]]:
     table's best. Where a table leaves more open (alpha, the kind of cosine), its best is taken.
     """
     floors = {one.study: best(fits, one.study).residual for one in TARGETS}
+    values = [list(dict.fromkeys(getattr(one.reading, name) for one in fits)) for name in SHARED]
     found = []
-    for shared in sorted({_shared(one.reading) for one in fits}):
-        each = [_best_within(fits, target, shared) for target in TARGETS]
+    for shared in product(*values):
+        each = [
+            _best_within(fits, target, dict(zip(SHARED, shared, strict=True))) for target in TARGETS
+        ]
         chosen = [one for one in each if one is not None]
         if len(chosen) == len(TARGETS):
             ratios = [(one.residual + _TINY) / (floors[one.target.study] + _TINY) for one in chosen]
@@ -258,19 +257,14 @@ def common(fits: Sequence[Fit]) -> list[tuple[float, list[Fit]]]:
     return sorted(found, key=lambda one: one[0])
 
 
-def _shared(reading: Reading) -> tuple[object, ...]:
-    return tuple(str(getattr(reading, name)) for name in SHARED)
-
-
-def _best_within(fits: Sequence[Fit], target: Target, shared: tuple[object, ...]) -> Fit | None:
+def _best_within(fits: Sequence[Fit], target: Target, shared: Mapping[str, object]) -> Fit | None:
     """Return a table's best fit with these settings; those it does not have do not matter."""
-    free = [number for number, name in enumerate(SHARED) if name not in target.axes]
-
-    def agrees(one: Fit) -> bool:
-        mine = _shared(one.reading)
-        return all(mine[i] == shared[i] for i in range(len(SHARED)) if i not in free)
-
-    mine = [one for one in fits if one.target is target and agrees(one)]
+    asked = [name for name in SHARED if name in target.axes or name in target.extras]
+    mine = [
+        one
+        for one in fits
+        if one.target is target and all(getattr(one.reading, n) == shared[n] for n in asked)
+    ]
     return min(mine, key=lambda one: one.residual, default=None)
 
 
@@ -296,11 +290,13 @@ def unreached(fits: Sequence[Fit]) -> list[Miss]:
         mine = [one for one in fits if one.target is target]
         for key in dict.fromkeys(key for one in mine for key in one.ours):
             paper, spread = target.paper(*key)
-            near = min(
-                mine, key=lambda one: abs(one.ours[key].mean - paper) if key in one.ours else inf
-            )
-            found = near.ours[key]
-            error = found.error if found.error == found.error else 0.0
-            if abs(found.mean - paper) > 2 * sqrt(error**2 + spread**2):
-                misses.append(Miss(target, *key, paper, found.mean, near.reading))
+            each = [(one, one.ours[key]) for one in mine if key in one.ours]
+            if all(_apart(found, paper, spread) for _, found in each):
+                one, found = min(each, key=lambda both: abs(both[1].mean - paper))
+                misses.append(Miss(target, *key, paper, found.mean, one.reading))
     return misses
+
+
+def _apart(found: Summary, paper: float, spread: float) -> bool:
+    error = found.error if isfinite(found.error) else 0.0
+    return abs(found.mean - paper) > 2 * hypot(error, spread)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from fissile.lab.fidelity import SHARED, TARGETS, Fit, Target, best, common, unreached
 
@@ -39,8 +38,7 @@ def _commons(fits: Sequence[Fit]) -> Iterator[str]:
     yield ""
     yield from _head("score", *SHARED, *(target.study for target in TARGETS))
     for score, chosen in common(fits)[:10]:
-        # The reading of a table with an embedding has all the shared settings but the moments.
-        reading = replace(chosen[-1].reading, moments=chosen[0].reading.moments)
+        reading = chosen[-1].reading  # of a table with an embedding, which has all these settings
         settings = [getattr(reading, name) for name in SHARED]
         yield _row(f"{score:.2f}", *settings, *(f"{one.residual:.1f}" for one in chosen))
 

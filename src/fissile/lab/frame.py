@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from fissile.errors import needs
-from fissile.lab.stats import compare, fold_change, summary
+from fissile.errors import FissileError, needs
+from fissile.lab.stats import Comparison, compare, fold_change, summary
 from fissile.lab.trial import Work
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
-__all__ = ["cells", "derived", "labelled", "pick", "table", "tidy", "with_diagonal"]
+__all__ = ["cells", "derived", "labelled", "paired", "pick", "table", "tidy"]
 
-Number = TypeVar("Number", float, "Series")
 #: What tells arms of one trial apart; all other columns describe the trial itself.
 ARM = ("arm", "split", "alpha", "clusters", "moments")
 #: Measures that figures show as a multiple of the dense network's.
@@ -72,24 +71,12 @@ def derived(frame: DataFrame) -> DataFrame:
         return frame
     frame = frame.copy()
     frame["per_parameter"] = frame["accuracy"] / frame["nonzeros"]
-    if "absolute_cosine" in frame:
-        neurons = frame["neurons"] * frame["alpha"]
-        frame["diagonal_cosine"] = with_diagonal(frame["absolute_cosine"], neurons)
     dense = _partners(frame)
     frame["improvement"] = 100 * (fold_change(frame["accuracy"], dense["accuracy"]) - 1)
     for name in _FOLDED:
         if name in frame:
             frame[f"{name}_fold"] = fold_change(frame[name], dense[name])
     return frame
-
-
-def with_diagonal(cosine: Number, neurons: Number) -> Number:
-    """Return the mean cosine when every neuron is compared with itself too, whose cosine is 1.
-
-    >>> with_diagonal(0.2, 4)
-    0.4
-    """
-    return (1 + (neurons - 1) * cosine) / neurons
 
 
 def _partners(frame: DataFrame) -> DataFrame:
@@ -131,14 +118,9 @@ def cells(frame: DataFrame, measure: str, along: Sequence[str]) -> DataFrame:
 
     rows = []
     for values, cell in frame.groupby(list(along), sort=True):
-        dense = _by_trial(cell, "dense", _compared(measure))
         for arm in dict.fromkeys(cell["arm"]):
             found = summary(cell.loc[cell["arm"] == arm, measure])
-            p = float("nan")
-            if arm != "dense" and len(dense):
-                mine = _by_trial(cell, arm, _compared(measure))
-                both = dense.index.intersection(mine.index)
-                p = compare(mine[both], dense[both]).p
+            against = None if arm == "dense" else paired(cell, arm, "dense", _compared(measure))
             rows.append(
                 {
                     **dict(zip(along, values, strict=True)),
@@ -146,16 +128,26 @@ def cells(frame: DataFrame, measure: str, along: Sequence[str]) -> DataFrame:
                     "mean": found.mean,
                     "error": found.error,
                     "count": found.count,
-                    "p": p,
+                    "p": float("nan") if against is None else against.p,
                 }
             )
     return pandas.DataFrame(rows, columns=[*along, "arm", "mean", "error", "count", "p"])
 
 
+def paired(cell: DataFrame, arm: str, over: str, measure: str) -> Comparison | None:
+    """Compare two arms of one cell trial by trial; None if they have no trial in common."""
+    sides = []
+    for name in (arm, over):
+        rows = cell[cell["arm"] == name].set_index("trial")[measure].dropna()
+        if rows.index.has_duplicates:
+            raise FissileError(
+                f"these rows hold several {name} networks for one trial: they are not one cell"
+            )
+        sides.append(rows)
+    both = sides[0].index.intersection(sides[1].index)
+    return compare(sides[0][both], sides[1][both]) if len(both) else None
+
+
 def _compared(measure: str) -> str:
     """Return the raw measure behind one that is relative to dense: the one to test."""
     return "accuracy" if measure == "improvement" else measure.removesuffix("_fold")
-
-
-def _by_trial(cell: DataFrame, arm: str, measure: str) -> Any:
-    return cell[cell["arm"] == arm].drop_duplicates("trial").set_index("trial")[measure]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fissile.errors import FissileError
 from fissile.lab.claims import Claim, Verdict
 from fissile.lab.frame import table
 from fissile.lab.store import Provenance, Row, Run, Store
@@ -20,7 +21,7 @@ from fissile.lab.trial import Trial, Work
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Results", "latest", "load"]
+__all__ = ["Results", "latest", "load", "readable"]
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,19 @@ def load(store: Store, run: Run) -> Results:
     return Results(study, run, works, store.rows([work.key for work in works]))
 
 
+def readable(run: Run) -> bool:
+    """Tell whether this version of fissile knows the run's study, scale and settings."""
+    try:
+        return bool(STUDIES[run.study].works(run.scale, run.trials, run.changes))
+    except (KeyError, FissileError):
+        return False
+
+
 def latest(store: Store, ids: Sequence[str] = (), scale: str | None = None) -> list[Run]:
-    """Return the newest run of each study, in the order of the paper."""
+    """Return the newest run of each study that can be read, in the order of the paper."""
     runs: dict[str, Run] = {}
     for run in store.runs():  # newest first
-        if run.study in STUDIES and scale in (None, run.scale) and (not ids or run.study in ids):
-            runs.setdefault(run.study, run)
+        wanted = scale in (None, run.scale) and (not ids or run.study in ids)
+        if wanted and run.study not in runs and readable(run):
+            runs[run.study] = run
     return [runs[name] for name in STUDIES if name in runs]

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -131,6 +131,11 @@ def run(
     size = _BATCH["cuda" if device.startswith("cuda") else "cpu"] if every is None else every
     try:
         runner.run(missing, size)
+    except BrokenExecutor as error:
+        raise RunFailed(
+            f"a process that computes was killed, perhaps for want of memory ({error}); what is "
+            "stored is kept: run again, with fewer jobs"
+        ) from None
     finally:
         store.release(work.key for work in missing)
     if tally.failed:
@@ -160,24 +165,24 @@ class _Runner:
         self.in_flight, self.watcher, self.tally = in_flight, watcher, tally
         self.provenance = Provenance.here(device)
         self.flying: Flying = {}
+        self.pending: deque[list[Work]] = deque()
 
     def run(self, missing: Sequence[Work], size: float) -> None:
         """Go on until every trial is stored, by us or by another process, or has failed."""
         cut = batches(missing, size)
         if self.in_flight > 1:  # the longest first, or one of them ends alone
             cut.sort(key=lambda batch: -sum(work.cost for work in batch))
-        pending = deque(cut)
-        taken: list[Work] = []  # another process is at it
-        while pending or self.flying or taken:
-            while pending and len(self.flying) < self.in_flight:
-                self.watcher.start(sum(work.cost for work in pending[0]))
-                taken += self._start(pending.popleft())
+        self.pending, taken = deque(cut), list[Work]()  # taken: another process is at it
+        while self.pending or self.flying or taken:
+            while self.pending and len(self.flying) < self.in_flight:
+                self.watcher.start(sum(work.cost for work in self.pending[0]))
+                taken += self._start(self.pending.popleft())
             if self.flying:
                 self._land()
-            elif taken and not pending:
+            elif taken and not self.pending:
                 self.watcher.idle(len(taken))
                 time.sleep(_POLL)
-                pending, taken = deque(batches(self._left(taken), size)), []
+                self.pending, taken = deque(batches(self._left(taken), size)), []
 
     def _start(self, batch: list[Work]) -> list[Work]:
         """Submit what nobody else has stored or is computing; return what somebody is."""
@@ -203,11 +208,23 @@ class _Runner:
             if error is None:
                 self.store.add(future.result(), self.provenance)
                 self.tally.computed += len(batch)
+                self._advance(batch)
+            elif isinstance(error, BrokenExecutor):
+                raise error
             else:
-                text = str(error) or type(error).__name__
-                _log.warning("%d trials failed: %s", len(batch), text, exc_info=_surprise(error))
-                self.tally.failed[text] = self.tally.failed.get(text, 0) + len(batch)
-            self._advance(batch)
+                self._failed(batch, error)
+
+    def _failed(self, batch: list[Work], error: BaseException) -> None:
+        """Try the networks of a batch one by one; count what fails even so."""
+        alone = batches(batch, 0.0)
+        if len(alone) > 1:
+            self.store.release(work.key for work in batch)
+            self.pending.extend(alone)
+            return
+        text = str(error) or type(error).__name__
+        _log.warning("%d trials failed: %s", len(batch), text, exc_info=_surprise(error))
+        self.tally.failed[text] = self.tally.failed.get(text, 0) + len(batch)
+        self._advance(batch)
 
     def _advance(self, works: Sequence[Work]) -> None:
         self.store.release(work.key for work in works)
@@ -240,7 +257,7 @@ def _cut(group: Sequence[list[Work]], cost: float) -> list[list[Work]]:
     found: list[list[Work]] = [[]]
     spent = 0.0
     for arms in group:
-        if spent >= cost:
+        if found[-1] and spent >= cost:
             found.append([])
             spent = 0.0
         found[-1] += arms

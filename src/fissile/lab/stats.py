@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan, sqrt
@@ -89,9 +90,11 @@ def compare(values: ArrayLike, others: ArrayLike, *, paired: bool = True) -> Com
     count = min(len(first), len(second))
     if count < 2:
         return Comparison(difference, nan, count)
-    if first.std() + second.std() == 0:
-        return Comparison(difference, _certain(difference), count)
-    p = _scipy().ttest_ind(first, second, equal_var=False).pvalue
+    if _equal(first) and _equal(second):
+        return Comparison(difference, _certain(difference, count), count)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that one of them hardly varies is no harm
+        p = _scipy().ttest_ind(first, second, equal_var=False).pvalue
     return Comparison(difference, float(p), count)
 
 
@@ -100,13 +103,19 @@ def _paired(differences: NDArray[np.float64]) -> Comparison:
     mean = float(differences.mean()) if count else nan
     if count < 2:
         return Comparison(mean, nan, count)
-    if np.ptp(differences) == 0:  # the t statistic would be 0 / 0 or infinite
-        return Comparison(mean, _certain(mean), count)
+    if _equal(differences):  # the t statistic would be 0 / 0 or infinite
+        return Comparison(mean, _certain(mean, count), count)
     return Comparison(mean, float(_scipy().ttest_1samp(differences, 0.0).pvalue), count)
 
 
-def _certain(difference: float) -> float:
-    return 1.0 if difference == 0 else 0.0
+def _equal(values: NDArray[np.float64]) -> bool:
+    """Tell whether values are the same up to rounding."""
+    return bool(np.ptp(values) <= 1e-12 * np.abs(values).max())
+
+
+def _certain(difference: float, count: int) -> float:
+    """Return the p-value of trials that all agree; two may well agree by chance."""
+    return 1.0 if difference == 0 else 0.0 if count > 2 else nan
 
 
 def fold_change(values: ArrayLike, others: ArrayLike) -> NDArray[np.float64]:

@@ -144,6 +144,12 @@ class Study:
         """Return every trial of the study at a scale, the arms of a network side by side."""
         if scale not in self.scales:
             raise FissileError(f"unknown scale {scale!r}; {self.id} has {', '.join(self.scales)}")
+        unknown = [name for name in changes or {} if name not in self.settings]
+        if unknown:
+            raise FissileError(
+                f"{self.id} has no setting {unknown[0]!r} to change; it has "
+                f"{', '.join(sorted(self.settings))}"
+            )
         count = self.scales[scale].trials if trials is None else whole("trials", trials, least=1)
         found = [
             changed(work, dict(changes or {}))
@@ -153,10 +159,10 @@ class Study:
         ]
         return list(dict.fromkeys(found))
 
-    def known(self, changes: Mapping[str, object]) -> dict[str, object]:
-        """Return those of the changes that this study has a setting for."""
-        setting = next(iter(self.scales.values())).settings[0]
-        return {name: value for name, value in changes.items() if name in settings(setting)}
+    @property
+    def settings(self) -> set[str]:
+        """What may be changed in its trials."""
+        return settings(next(iter(self.scales.values())).settings[0])
 
     def _arms_of(self, setting: Work, number: int) -> list[Work]:
         if isinstance(setting, Sampling):

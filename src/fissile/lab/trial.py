@@ -117,6 +117,8 @@ class Trial:
             whole(name, getattr(self, name), least=0)
         if self.embedding is not None:
             whole("embedding", self.embedding, least=1)
+            if self.arm.split == "clause":
+                raise FissileError("behind an embedding there are no clauses to split by")
 
     @property
     def key(self) -> str:
@@ -150,6 +152,7 @@ class Trial:
             "clauses": self.task.clauses,
             "literals": self.task.literals,
             "neurons": self.neurons,
+            "load": self.task.clauses / self.neurons,
             "embedding": self.embedding or 0,
             "train": self.task.train,
             "negatives": self.task.negatives,
@@ -254,8 +257,8 @@ def _with(work: Work, name: str, value: object) -> Work:
     for part in _PARTS:
         inner: Any = getattr(work, part, None)
         if name in _settings(inner):
-            # An option of the split means nothing to the dense arm, whose trials stay shared.
-            if part == "arm" and inner.split == "dense":
+            # An option means nothing to an arm without it, whose trials stay shared.
+            if part == "arm" and not _concerns(name, inner):
                 return work
             new = _replaced(inner, name, _typed(name, getattr(inner, name), value))
             return _replaced(found, part, new)  # type: ignore[no-any-return]
@@ -263,9 +266,14 @@ def _with(work: Work, name: str, value: object) -> Work:
     raise FissileError(f"there is no setting {name!r} to change; there are {known}")
 
 
+def _concerns(name: str, arm: Arm) -> bool:
+    return arm.split == "gram" if name == "clusters" else arm.split != "dense"
+
+
 def settings(work: Work) -> set[str]:
-    """Return the names of everything that may be changed in a trial."""
-    return _settings(work).union(*(_settings(getattr(work, part, None)) for part in _PARTS))
+    """Return the names of what may be changed in the trials of a study; its arms are its own."""
+    parts = (_settings(getattr(work, part, None)) for part in _PARTS)
+    return _settings(work).union(*parts) - ({"alpha"} if isinstance(work, Trial) else set())
 
 
 def _replaced(part: Any, name: str, value: object) -> Any:
@@ -287,7 +295,8 @@ def _typed(name: str, old: object, new: object) -> object:
     wanted = int if optional else type(old)
     if (isinstance(new, wanted) and not isinstance(new, bool)) or (optional and new is None):
         return new
-    raise FissileError(f"{name}={new!r} is not {'a number' if wanted is not str else 'a word'}")
+    kind = {str: "a word", int: "a whole number"}.get(wanted, "a number")
+    raise FissileError(f"{name}={new!r} is not {kind}")
 
 
 def _one_of(name: str, value: object, choices: Any) -> None:

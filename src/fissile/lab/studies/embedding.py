@@ -56,7 +56,7 @@ def _better(along: str) -> tuple[Claim, ...]:
     return tuple(
         Claim(
             f"The {arm} split beats the dense network at every number of {along}.",
-            "Figure 6 and its table",
+            "Figure 5 and its table",
             Beats(arm, along=(along,)),
         )
         for arm in _SPLIT
@@ -66,7 +66,7 @@ def _better(along: str) -> tuple[Claim, ...]:
 EMBED_NEURONS = Study(
     id="embed-neurons",
     title="Learned features, varying neurons",
-    artefact="Figure 6a and its table",
+    artefact="Figure 5a and its table",
     about="Eight clauses; a trainable linear embedding in front, learned with the classifier "
     "before and after the split.",
     arms=_ARMS,
@@ -112,7 +112,7 @@ EMBED_NEURONS = Study(
 EMBED_CLAUSES = Study(
     id="embed-clauses",
     title="Learned features, varying clauses",
-    artefact="Figure 6b and its table",
+    artefact="Figure 5b and its table",
     about="Eight neurons; a trainable linear embedding in front, learned with the classifier "
     "before and after the split.",
     arms=_ARMS,
