@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test lint bench-bank clean
+.PHONY: demo test lint results bench-bank bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -20,6 +20,19 @@ lint: .venv/test.stamp
 # The bank against a loop, torch.func and JAX, in one run (a few minutes).
 bench-bank: .venv/bench.stamp
 	$(BIN)/python benchmarks/bank.py
+
+# All Boolean studies at the paper's scale against what a loop would take (some minutes).
+bench-studies: .venv/demo.stamp
+	$(BIN)/python benchmarks/studies.py
+
+# Everything under results/, from nothing or from what the store in fissile-lab holds.
+results: .venv/demo.stamp
+	$(BIN)/fissile run all --scale paper
+	$(BIN)/fissile report --scale paper --to results
+	rm -f results/figures/*.svg
+	mkdir -p results/tidy
+	for id in $$(sed 1d results/claims.csv | cut -d, -f1 | sort -u); do \
+	  $(BIN)/fissile results $$id --scale paper --format parquet --to results/tidy/$$id.parquet; done
 
 clean:
 	rm -rf .venv fissile-demo

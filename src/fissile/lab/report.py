@@ -95,6 +95,7 @@ def _fill(folder: Path, found: Sequence[Results]) -> None:
         (folder / name).mkdir()
     sections = [_section(results, folder) for results in found]
     _write_csv(folder / "claims.csv", _claim_rows(found))
+    (folder / "claims.md").write_text(claims_markdown(found), encoding="utf-8", newline="\n")
     (folder / "index.html").write_text(_page(sections), encoding="utf-8", newline="\n")
 
 
