@@ -29,7 +29,6 @@ bench-studies: .venv/demo.stamp
 results: .venv/demo.stamp
 	$(BIN)/fissile run all --scale paper
 	$(BIN)/fissile report --scale paper --to results
-	rm -f results/figures/*.svg
 	mkdir -p results/tidy
 	for id in $$(sed 1d results/claims.csv | cut -d, -f1 | sort -u); do \
 	  $(BIN)/fissile results $$id --scale paper --format parquet --to results/tidy/$$id.parquet; done

@@ -119,7 +119,7 @@ def test_everything_is_written(folder):
     numbers = {"figures/capacity.csv", "figures/theory.csv"}  # codes shows pictures
     tables = {"tables/codes.csv", "tables/capacity.csv"}
     found = {path.as_posix() for path, content in bytes_of(folder).items() if content}
-    assert found == figures | numbers | tables | {"claims.csv", "index.html"}
+    assert found == figures | numbers | tables | {"claims.csv", "claims.md", "index.html"}
 
 
 def test_every_claim_is_there_with_its_verdict_and_numbers(store, folder, page):
@@ -153,7 +153,8 @@ def test_every_study_says_what_it_asks_and_how_it_was_made(store, page):
     assert not any(word in page.text for word in ("Incomplete", "Scales are mixed", "changed for"))
     assert f"fissile {fissile.__version__}" in page.text
     assert ["Training samples", "256", "10,000"] in page.rows
-    assert ["Networks drawn", "200", "2,000"] in page.rows
+    assert ["Other false samples", "arbitrary", "arbitrary"] in page.rows
+    assert ["Networks drawn", "200", "1,000"] in page.rows
 
 
 def test_our_numbers_stand_beside_the_papers(tmp_path):

@@ -120,11 +120,11 @@ class Together:
             return _NOTHING
         better = sum(gain > 0 and one.significant for gain, one, _ in found)
         worse = sum(gain < 0 and one.significant for gain, one, _ in found)
-        gain, weakest, place = min(found, key=lambda one: one[0])
+        gain, weakest, place = min(found, key=lambda one: _evidence(one[0], one[1].p))
         up, down = ("lower", "higher") if self.checks[0].lower else ("higher", "lower")
         numbers = (
             f"{better} of {len(found)} {_plural('cell', len(found))} significantly {up}, "
-            f"{worse} significantly {down}; smallest gain {gain:+.3g} ({_p(weakest.p)}) at {place}"
+            f"{worse} significantly {down}; weakest: {gain:+.3g} ({_p(weakest.p)}) at {place}"
         )
         if worse > self.spare:
             return Verdict("fails", numbers)
@@ -277,6 +277,11 @@ class Near:
         numbers = f"{len(part)} rows, between {ratio.min():.3g} and {ratio.max():.3g} times"
         near = 1 / self.factor <= ratio.min() and ratio.max() <= self.factor
         return Verdict("holds" if near else "fails", numbers)
+
+
+def _evidence(gain: float, p: float) -> float:
+    """Return how much a cell speaks for a claim, from -1 to 1."""
+    return 0.0 if isnan(p) else (1 - p) * (1 if gain > 0 else -1)
 
 
 def _means(frame: DataFrame, measure: str, along: Sequence[str], arm: str) -> Any:

@@ -346,11 +346,14 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
     trained = [work for work in works if isinstance(work, Trial)]
     sampled = [work for work in works if isinstance(work, Sampling)]
     alphas = [work.arm.alpha for work in trained] + [work.alpha for work in sampled]
-    found = {
+    found: dict[str, list[Any]] = {
         "Cells of the grid": [len({replace(work.network(), number=0) for work in works})],
         "Trials of each cell": [len({work.number for work in works})],
         "Training samples": [work.task.train for work in trained],
         "Test samples": [work.task.test for work in trained],
+        "Near misses": [work.task.negatives for work in trained],
+        "Other false samples": [work.task.others for work in trained],
+        "Width of the embedding": [work.embedding for work in trained if work.embedding],
         "Epochs before the split": [work.warm_up for work in trained],
         "Epochs after the split": [work.fine_tune for work in trained],
         "Networks drawn": [work.networks for work in sampled],

@@ -32,7 +32,7 @@ Flying = dict["Future[list[Outcome]]", list[Work]]
 
 #: How much work goes into a batch, in estimated seconds on two cores: what ``kill -9`` may cost.
 #: A GPU wants more networks side by side, and is done with them as soon.
-_BATCH = {"cpu": 8.0, "cuda": 12.0}
+_BATCH = {"cpu": 6.0, "cuda": 7.0}
 _POLL = 0.5  # seconds between looks at trials that another process is computing
 
 
