@@ -19,6 +19,7 @@ from importlib import resources
 from itertools import chain
 from math import hypot, isnan, nan
 from pathlib import Path
+from typing import Any
 
 import fissile
 from fissile.errors import FileError, FissileError, needs
