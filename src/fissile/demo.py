@@ -38,7 +38,6 @@ _COLUMNS = {
     "capacity": ("capacity", 2),
     "absolute_cosine": ("|cosine|", 2),
     "collisions": ("collisions", 2),
-    "coded": ("codes", 1),
 }
 
 
@@ -112,13 +111,13 @@ def _table(frame: DataFrame, epochs: int, trials: int) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for heading in ("arm", "paper %", *(title for title, _ in _COLUMNS.values())):
+    for heading in ("arm", "paper", *(title for title, _ in _COLUMNS.values())):
         table.add_column(heading, justify="left" if heading == "arm" else "right", no_wrap=True)
     paper = _STUDY.published[0].values[8]
-    for arm in (arm.name for arm in _STUDY.arms):
-        part = frame[frame["arm"] == arm]
+    for arm in _STUDY.arms:
+        part = frame[frame["arm"] == arm.name]
         cells = [_spread(part[name], digits) for name, (_, digits) in _COLUMNS.items()]
-        table.add_row(arm, f"{paper[arm]:.1f}", *cells)
+        table.add_row(arm.split, f"{paper[arm.name]:.1f}", *cells)
     return table
 
 

@@ -95,8 +95,8 @@ def _misses(fits: Sequence[Fit]) -> Iterator[str]:
     missed = unreached(fits)
     yield from ("", "## Numbers that no reading reaches", "")
     yield (
-        f"{len(missed)} published numbers are further than two combined spreads from every reading "
-        "tried, each judged alone."
+        "Published numbers further than two combined spreads from every reading tried, each judged "
+        f"alone: {len(missed)}."
     )
     yield ""
     yield from _head("table", "at", "arm", "paper", "nearest of ours")
