@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from results import invented
+from inventions import invented
 
 from fissile import demo
 

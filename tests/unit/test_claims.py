@@ -1,7 +1,7 @@
 """Claims hold when they should, and fail when they are fed results that contradict them."""
 
 import pytest
-from results import invented
+from inventions import invented
 
 from fissile.errors import FissileError
 from fissile.lab.claims import Beats, Explains, Levels, Near, Often, Together, Trend

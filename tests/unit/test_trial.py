@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 
 import pytest
-from results import invented
+from inventions import invented
 
 from fissile.errors import FissileError
 from fissile.lab.frame import cells, pick, tidy
