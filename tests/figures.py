@@ -16,8 +16,8 @@ from fissile.lab.study import Study
 from fissile.lab.trial import Sampling, Work
 
 MEASURES = (
-    "accuracy", "best", "capacity", "cosine", "absolute_cosine", "collisions", "agreement",
-    "adjusted_rand", "coded",
+    "accuracy", "best", "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions",
+    "agreement", "adjusted_rand", "coded",
 )  # fmt: skip
 THEORY = ("coverage", "collision_ratio", "width")
 
@@ -30,7 +30,7 @@ def invented(work: Work, random: np.random.Generator) -> dict[str, float]:
             found |= {f"{name}_{end}": random.uniform(0.1, 0.9) for end in ("simulated", "approx")}
             found[f"{name}_bound"] = random.uniform(-4, 0.5)
         return found
-    better = 0.02 * work.arm.alpha
+    better = 0.04 * work.arm.alpha
     found = {name: 0.5 + better + random.normal(0, 0.02) for name in MEASURES}
     return found | {"nonzeros": float(work.neurons * work.task.literals)}
 

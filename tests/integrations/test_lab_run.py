@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fissile.errors import FileError
 from fissile.lab.pool import pool
 from fissile.lab.results import load
 from fissile.lab.run import RunFailed, Tally, Watcher, run
@@ -218,6 +219,22 @@ def test_a_worker_that_is_killed_is_one_clear_error(tmp_path, monkeypatch):
         with pytest.raises(RunFailed, match="a process that computes was killed"):
             run([tiny()], store, executor=executor, in_flight=2)
         assert store.claim([tiny().key]) == {tiny().key}  # nothing stays claimed
+
+
+def test_a_full_disk_stops_the_run_and_keeps_what_is_stored(tmp_path):
+    works = [tiny(number=number) for number in range(60)]
+    with Store(tmp_path) as store:
+        run(works[:5], store)
+        # The database may not grow any more, as if the disk were full.
+        pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+        store._db.execute(f"PRAGMA max_page_count = {pages + 1}")
+        with pytest.raises(FileError, match="full"):
+            run(works, store, every=0)
+        kept = store.finished(work.key for work in works)
+    assert {work.key for work in works[:5]} <= kept
+    assert len(kept) < len(works)
+    with Store(tmp_path) as store:  # there is room again
+        assert run(works, store).found == len(kept)
 
 
 def test_a_watcher_hears_of_everything(tmp_path):

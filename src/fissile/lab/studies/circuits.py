@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fissile.lab.claims import Beats, Claim, Often, Trend
-from fissile.lab.studies.common import FULL, TINY, Effort, both, names
+from fissile.lab.studies.common import FULL, TINY, Effort, both, cross, names
 from fissile.lab.studies.superposition import WIDTHS
 from fissile.lab.study import Lines, Matrices, Scale, Study
 
@@ -13,12 +11,6 @@ __all__ = ["CIRCUITS", "CLUSTERED"]
 
 _ARMS = both(4)
 _MEASURES = ("agreement", "adjusted_rand", "collisions")
-
-
-def _cross(trials: int, effort: Effort, axis: Sequence[int]) -> Scale:
-    cells = [effort.trial(clauses=clauses) for clauses in axis]
-    cells += [effort.trial(neurons=neurons) for neurons in axis if neurons != 8]
-    return Scale(trials, tuple(cells))
 
 
 CIRCUITS = Study(
@@ -29,9 +21,9 @@ CIRCUITS = Study(
     "recovers the clauses.",
     arms=_ARMS,
     scales={
-        "smoke": _cross(2, TINY, (4, 8)),
-        "quick": _cross(3, FULL, (4, 8, 16, 32)),
-        "paper": _cross(10, FULL, WIDTHS),
+        "smoke": cross(2, TINY, (4, 8)),
+        "quick": cross(3, FULL, (4, 8, 16, 32)),
+        "paper": cross(10, FULL, WIDTHS),
     },
     figure=(
         tuple(

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fissile.lab.study import Scale
 from fissile.lab.trial import Arm, Boolean, Trial
 
-__all__ = ["DENSE", "FEW", "FULL", "READING", "TINY", "Effort", "both", "gram", "names"]
+__all__ = [
+    "DENSE",
+    "FEW",
+    "FULL",
+    "READING",
+    "TINY",
+    "Effort",
+    "both",
+    "cross",
+    "gram",
+    "names",
+    "rows",
+]
+
+Number = tuple[float, float]  # a number of the paper and its spread
+Row = tuple[Number, Number, Number]
 
 DENSE = Arm()
 
@@ -54,6 +71,22 @@ class Effort:
             fine_tune=self.epochs,
             pictures=pictures,
         )
+
+
+def cross(trials: int, effort: Effort, axis: Sequence[int]) -> Scale:
+    """Return the two sweeps of the Boolean studies: over neurons and over clauses, around eight."""
+    cells = [effort.trial(neurons=neurons) for neurons in axis]
+    cells += [effort.trial(clauses=clauses) for clauses in axis if clauses != 8]
+    return Scale(trials, tuple(cells))
+
+
+def rows(arms: tuple[Arm, ...], values: Mapping[int, Row]) -> dict[int, dict[str, Number]]:
+    """Return a table of the paper by place and arm: each number and its spread.
+
+    >>> rows(both(4), {12: ((1.896, 0.377), (2.740, 0.114), (2.780, 0.133))})[12]["dense"]
+    (1.896, 0.377)
+    """
+    return {place: dict(zip(names(arms), row, strict=True)) for place, row in values.items()}
 
 
 #: The paper leaves open how many samples there are, and its text and its algorithm A2 differ on the

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fissile.lab.claims import Beats, Claim, Trend
-from fissile.lab.studies.common import FULL, TINY, Effort, gram, names
+from fissile.lab.studies.common import FULL, TINY, Effort, gram, names, rows
 from fissile.lab.study import Lines, Published, Scale, Study
 from fissile.lab.trial import Trial
 
@@ -15,13 +15,6 @@ __all__ = ["EMBED_CLAUSES", "EMBED_NEURONS"]
 _ARMS = gram(2)
 _SPLIT = names(_ARMS[1:])
 _AXIS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
-
-Row = tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
-
-
-def _rows(values: Mapping[int, Row]) -> dict[int, dict[str, tuple[float, float]]]:
-    return {place: dict(zip(names(_ARMS), row, strict=True)) for place, row in values.items()}
-
 
 _OPEN = (
     "The paper states neither alpha nor the width of the embedding: alpha is 2, and the embedding "
@@ -81,7 +74,8 @@ EMBED_NEURONS = Study(
             "embedding layer, varying neurons: test accuracy in %",
             "accuracy",
             "neurons",
-            _rows(
+            rows(
+                _ARMS,
                 {
                     4: ((70.3, 2.1), (78.2, 2.9), (76.3, 2.9)),
                     6: ((75.2, 1.8), (81.1, 2.9), (80.5, 2.8)),
@@ -94,7 +88,7 @@ EMBED_NEURONS = Study(
                     24: ((90.7, 0.6), (93.9, 0.4), (93.6, 0.5)),
                     28: ((90.0, 0.4), (93.7, 0.3), (93.6, 0.3)),
                     32: ((91.6, 0.3), (94.6, 0.3), (94.4, 0.3)),
-                }
+                },
             ),
         ),
     ),
@@ -127,7 +121,8 @@ EMBED_CLAUSES = Study(
             "embedding layer, varying clauses: test accuracy in %",
             "accuracy",
             "clauses",
-            _rows(
+            rows(
+                _ARMS,
                 {
                     4: ((86.8, 1.5), (92.7, 0.8), (92.9, 0.6)),
                     6: ((81.1, 1.4), (87.8, 2.2), (87.7, 2.2)),
@@ -140,7 +135,7 @@ EMBED_CLAUSES = Study(
                     24: ((77.9, 0.7), (83.7, 1.6), (83.9, 1.6)),
                     28: ((77.4, 0.4), (82.5, 1.3), (82.6, 1.3)),
                     32: ((76.6, 0.5), (83.7, 0.8), (84.0, 0.8)),
-                }
+                },
             ),
         ),
     ),

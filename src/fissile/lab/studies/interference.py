@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fissile.lab.claims import Beats, Claim, Explains, Together, Trend
-from fissile.lab.studies.common import FULL, TINY, Effort, both, names
+from fissile.lab.studies.common import FULL, TINY, Effort, both, cross, names, rows
 from fissile.lab.studies.superposition import WIDTHS
 from fissile.lab.study import Lines, Published, Regression, Scale, Study
 
@@ -16,13 +16,6 @@ _SPLIT = names(_ARMS[1:])
 _STARRED = ("clause-4", "random-4")
 _EIGHT_CLAUSES, _EIGHT_NEURONS = {"clauses": 8}, {"neurons": 8}
 _COSINE = "absolute_cosine"
-
-
-def _cross(trials: int, effort: Effort, axis: Sequence[int]) -> Scale:
-    """Return the cells with eight clauses and those with eight neurons."""
-    cells = [effort.trial(neurons=neurons) for neurons in axis]
-    cells += [effort.trial(clauses=clauses) for clauses in axis if clauses != 8]
-    return Scale(trials, tuple(cells))
 
 
 def _folds(measure: str) -> tuple[Lines, Lines, Regression]:
@@ -49,9 +42,9 @@ INTERFERENCE = Study(
     "and how well each explains the gain in accuracy.",
     arms=_ARMS,
     scales={
-        "smoke": _cross(2, TINY, (4, 8)),
-        "quick": _cross(3, FULL, (4, 8, 16, 32)),
-        "paper": _cross(5, FULL, WIDTHS),
+        "smoke": cross(2, TINY, (4, 8)),
+        "quick": cross(3, FULL, (4, 8, 16, 32)),
+        "paper": cross(5, FULL, WIDTHS),
     },
     figure=(_folds("capacity"), _folds(_COSINE)),
     claims=(
@@ -108,16 +101,6 @@ _SCALES = {
     "paper": _along(5, FULL, _LITERALS),
 }
 
-Row = tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
-
-
-def _rows(values: Mapping[int, Row]) -> dict[int, dict[str, tuple[float, float]]]:
-    return {
-        literals: dict(zip(("dense", "clause-4", "random-4"), row, strict=True))
-        for literals, row in values.items()
-    }
-
-
 CAPACITY = Study(
     id="capacity",
     title="Splitting raises feature capacity",
@@ -131,7 +114,8 @@ CAPACITY = Study(
             "Average total feature capacity",
             "capacity",
             "literals",
-            _rows(
+            rows(
+                _FOUR,
                 {
                     12: ((1.896, 0.377), (2.740, 0.114), (2.780, 0.133)),
                     24: ((2.907, 0.370), (5.479, 0.400), (5.268, 0.317)),
@@ -141,7 +125,7 @@ CAPACITY = Study(
                     80: ((5.812, 1.044), (13.07, 1.093), (12.00, 1.726)),
                     100: ((6.219, 0.535), (14.21, 1.866), (15.00, 0.727)),
                     128: ((7.699, 1.029), (16.87, 0.926), (13.80, 1.037)),
-                }
+                },
             ),
             digits=2,
         ),
@@ -179,7 +163,8 @@ COSINE = Study(
             "Average neuron cosine similarity",
             "diagonal_cosine",
             "literals",
-            _rows(
+            rows(
+                _FOUR,
                 {
                     12: ((0.332, 0.123), (0.230, 0.021), (0.243, 0.083)),
                     24: ((0.382, 0.127), (0.173, 0.041), (0.219, 0.067)),
@@ -189,7 +174,7 @@ COSINE = Study(
                     80: ((0.303, 0.101), (0.108, 0.035), (0.113, 0.025)),
                     100: ((0.312, 0.081), (0.134, 0.028), (0.144, 0.041)),
                     128: ((0.262, 0.081), (0.105, 0.031), (0.108, 0.027)),
-                }
+                },
             ),
             digits=3,
         ),
