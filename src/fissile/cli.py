@@ -63,15 +63,15 @@ _OUT = Path("fissile-lab")
 @app.command(epilog="Example: fissile studies --out fissile-lab")
 def studies(out: Out = _OUT) -> None:
     """List the studies, what each costs at each scale, and what is already done."""
-    table = _table("study", "what the paper shows", *SCALES, "done at paper scale")
+    table = _table("study", "what the paper shows", *SCALES)
     with _store(out, create=False) if _exists(out) else _Nothing() as store:
         for study in STUDIES.values():
-            costs = [_cost(study, scale) for scale in SCALES]
-            table.add_row(study.id, study.artefact, *costs, _share(study, store))
+            costs = [_cost(study, scale, store) for scale in SCALES]
+            table.add_row(study.id, study.artefact, *costs)
     _print(table)
     typer.echo(
-        "Costs: trials, and the estimated time on two processor cores. Trials that studies share "
-        "are computed once."
+        "Trials, the estimated time on two processor cores, and the share that is done. Trials "
+        "that studies share are computed once."
     )
 
 
@@ -306,22 +306,18 @@ def _value(text: str) -> object:
     return text
 
 
-def _cost(study: Study, scale: str) -> str:
+def _cost(study: Study, scale: str, store: Store | None) -> str:
+    """Say how many trials a scale has, how long they take, and how many are done."""
     works = study.works(scale)
-    return f"{len(works):,}, {_time(sum(work.cost for work in works))}"
+    done = 0 if store is None else len(store.finished(work.key for work in works))
+    cost = f"{len(works):,}, {_time(sum(work.cost for work in works))}"
+    return f"{cost}, {100 * done // len(works)} % done" if done else cost
 
 
 def _time(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _share(study: Study, store: Store | None) -> str:
-    if store is None:
-        return "0 %"
-    keys = [work.key for work in study.works("paper")]
-    return f"{100 * len(store.finished(keys)) / len(keys):.0f} %"
 
 
 def _status(found: Results) -> list[str]:

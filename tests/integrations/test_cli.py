@@ -68,6 +68,8 @@ def test_studies_say_what_they_cost_and_what_is_done(lab):
         assert name in bare
         assert name in full
     assert "1,600" in bare  # trials of the superposition study at paper scale
+    assert "% done" not in bare
+    assert full.count("100 % done") == len(STUDIES)  # at scale smoke
     assert not (lab / "nowhere").exists()
 
 
