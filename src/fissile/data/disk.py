@@ -1,0 +1,108 @@
+"""Reading files nobody vouches for, and writing files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fissile.errors import FileError, FissileError
+
+__all__ = ["IN_MEMORY", "PACKED", "reading", "replacing", "replacing_folder"]
+
+IN_MEMORY = 2**34  # bytes of one array that may be read into memory; larger ones must be mapped
+PACKED = 1032  # no deflated byte stands for more than this many, so a larger claim is a lie
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn whatever a torn, foreign or hostile file runs into into one error that names it.
+
+    >>> with reading("torn.npz"):
+    ...     raise EOFError("no data left")
+    Traceback (most recent call last):
+    fissile.errors.FileError: torn.npz: damaged or not what it claims to be: no data left; ...
+    """
+    try:
+        yield
+    except FissileError as error:
+        raise FileError(f"{path}: {error}") from None
+    except FileNotFoundError as error:
+        raise FileError(f"{error.filename or path}: there is no such file; give another") from None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # parsers of others raise what they like
+        why = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        raise FileError(
+            f"{path}: damaged or not what it claims to be: {why}; get or make it again"
+        ) from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a file beside the real one to write to; it takes the real one's place at the end.
+
+    >>> with replacing(Path("features.npz")) as beside:
+    ...     beside.write_bytes(b"...")
+    """
+    beside: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        beside = Path(name)
+        yield beside
+        _settle(beside)
+        os.chmod(beside, 0o666 & ~_umask())
+        os.replace(beside, path)
+    except OSError as error:
+        raise FileError(f"could not write {path}: {error.strerror or error}") from None
+    finally:
+        if beside is not None:
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path, known: frozenset[str]) -> Iterator[Path]:
+    """The same for a folder; one that holds anything but `known` files is left alone.
+
+    >>> with replacing_folder(Path("features"), frozenset({"x.npy"})) as beside:
+    ...     np.save(beside / "x.npy", x)
+    """
+    if path.is_dir() and (foreign := {p.name for p in path.iterdir()} - known):
+        raise FileError(f"{path} holds {min(foreign)!r}, which is not ours; give another folder")
+    beside: Path | None = None
+    try:
+        beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        yield beside
+        for file in beside.iterdir():
+            _settle(file)
+        os.chmod(beside, 0o777 & ~_umask())
+        _swap(beside, path)
+    except OSError as error:
+        raise FileError(f"could not write {path}: {error.strerror or error}") from None
+    finally:
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Put a folder in another's place; a folder that is not empty cannot be replaced in one go."""
+    old = Path(f"{new}.old")
+    with suppress(FileNotFoundError):
+        os.rename(path, old)
+    os.rename(new, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _settle(path: Path) -> None:
+    with open(path, "rb") as written:
+        os.fsync(written.fileno())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

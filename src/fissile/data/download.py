@@ -1,0 +1,200 @@
+"""Downloading a file: in pieces that survive interruption, checked, and there whole or not at all.
+
+>>> download("https://example.org/train.csv", Path("train.csv"))
+PosixPath('train.csv')
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from fissile.data.check import checksum
+from fissile.errors import FileError, FissileError
+
+__all__ = ["Progress", "download"]
+
+Progress = Callable[[int, int | None], None]  # bytes so far, and in all if that is known
+
+_PIECE = 2**18
+_PATIENCE = 30  # seconds without a byte
+_MOST = 2**36  # bytes; nothing in the catalogue is near
+_CUT = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+
+
+@dataclass(frozen=True)
+class _Version:
+    """Which file a part belongs to: the same address may later hold another."""
+
+    url: str
+    size: int | None
+    etag: str
+    modified: str
+
+
+def download(
+    url: str,
+    to: Path,
+    *,
+    md5: str = "",
+    progress: Progress = lambda done, total: None,
+    most: int = _MOST,
+) -> Path:
+    """Download a file; what an earlier try left in ``.part`` is kept if the server allows.
+
+    >>> download("https://example.org/a.tar.gz", Path("a.tar.gz"), md5="9e107d9d372bb6826bd8...")
+    PosixPath('a.tar.gz')
+    """
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise FissileError(f"{url} is no web address; give one that begins with http or https")
+    part, note = _beside(to)
+    try:
+        if to.is_file() and (not md5 or checksum(to) == md5):
+            return to
+        to.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(url, part, note, progress, most)
+        if md5 and (found := checksum(part)) != md5:
+            _forget(part, note)
+            raise FileError(
+                f"{url}: its md5 is {found}, not {md5}: damaged on the way or changed by its "
+                "source; try again, or get it by hand"
+            )
+        os.replace(part, to)
+        note.unlink(missing_ok=True)
+    except _CUT as error:
+        raise FileError(f"{url}: {_why(error)}") from None
+    except OSError as error:
+        raise FileError(
+            f"cannot write {part}: {error.strerror or error}; make room or give another folder, "
+            "and try again, it goes on from there"
+        ) from None
+    return to
+
+
+def _beside(to: Path) -> tuple[Path, Path]:
+    return to.with_name(f"{to.name}.part"), to.with_name(f"{to.name}.part.json")
+
+
+def _fetch(url: str, part: Path, note: Path, progress: Progress, most: int) -> None:
+    earlier = _noted(note, url)
+    start = part.stat().st_size if earlier is not None and part.is_file() else 0
+    if start and earlier is not None and start == earlier.size:
+        return None
+    with _opened(url, start, earlier) as answer:
+        version = _version(url, answer)
+        if answer.status == 206 and not _goes_on(answer, start, version, earlier):
+            # The rest of another file is of no use: begin again.
+            _forget(part, note)
+            return _fetch(url, part, note, progress, most)
+        start = start if answer.status == 206 else 0
+        if (version.size or 0) > most:
+            raise FileError(f"{url} has {version.size:,} bytes, more than {most:,}; refused")
+        note.write_text(json.dumps(asdict(version)), encoding="utf-8")
+        with open(part, "ab" if start else "wb") as file:
+            done = _copy(answer, file, start, version.size, progress, most)
+            file.flush()
+            os.fsync(file.fileno())
+    if version.size is not None and done != version.size:
+        raise ConnectionError(f"the connection was cut after {done:,} of {version.size:,} bytes")
+    return None
+
+
+def _copy(
+    answer: Any, file: IO[bytes], done: int, size: int | None, progress: Progress, most: int
+) -> int:
+    progress(done, size)
+    while piece := _piece(answer):
+        done += len(piece)
+        if done > (most if size is None else size):
+            raise FileError("the server sends more than it said, refused; get it by hand")
+        file.write(piece)
+        progress(done, size)
+    return done
+
+
+def _piece(answer: Any) -> bytes:
+    try:
+        return bytes(answer.read(_PIECE))
+    except OSError as error:  # told apart from a disk that fails
+        raise ConnectionError(f"the connection was cut: {error.strerror or error}") from None
+
+
+def _opened(url: str, start: int, earlier: _Version | None) -> Any:
+    headers = {"User-Agent": "fissile", "Accept-Encoding": "identity"}
+    if start and earlier is not None:
+        headers["Range"] = f"bytes={start}-"
+        # A weak tag does not promise the same bytes, and a server must not honour it.
+        strong = earlier.etag if not earlier.etag.startswith("W/") else ""
+        if same := strong or earlier.modified:
+            headers["If-Range"] = same
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        return _OPENER.open(request, timeout=_PATIENCE)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and start:  # nothing lies where the part ends: begin again
+            return _opened(url, 0, None)
+        raise
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Return what opens web addresses and nothing else: no redirect may lead to a file or FTP."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler, urllib.request.UnknownHandler, urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler, urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPRedirectHandler, urllib.request.HTTPErrorProcessor,
+    ):  # fmt: skip
+        opener.add_handler(handler())
+    return opener
+
+
+_OPENER = _opener()
+
+
+def _version(url: str, answer: Any) -> _Version:
+    size: str | None = answer.headers.get("Content-Length")
+    if answer.status == 206:
+        size = answer.headers.get("Content-Range", "").rpartition("/")[2]
+    known = int(size) if size is not None and size.isdecimal() and len(size) < 20 else None
+    return _Version(
+        url, known, answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
+    )
+
+
+def _goes_on(answer: Any, start: int, version: _Version, earlier: _Version | None) -> bool:
+    """Whether the answer is the rest of the same file."""
+    place: str = answer.headers.get("Content-Range", "")
+    return place.startswith(f"bytes {start}-") and version == earlier
+
+
+def _noted(note: Path, url: str) -> _Version | None:
+    """What an earlier try wrote down, if it was about the same address."""
+    try:
+        found = _Version(**json.loads(note.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    texts = (found.url, found.etag, found.modified)
+    good = all(isinstance(text, str) and text.isascii() and text.isprintable() for text in texts)
+    return found if good and found.url == url else None
+
+
+def _forget(part: Path, note: Path) -> None:
+    part.unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answers {error.code} {error.reason}; try later, or get it by hand"
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return f"{why}; see that you are connected and try again, it goes on from where it was"

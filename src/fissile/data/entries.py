@@ -1,0 +1,192 @@
+"""Every data set that fissile knows: what it is, on which terms, where it lies, how to get it.
+
+>>> ENTRIES["fashionmnist"].terms
+'MIT'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fissile.data import generated
+from fissile.data.cifar import read_cifar
+from fissile.data.features import read_features
+from fissile.data.idx import FILES, read_idx_folder
+from fissile.data.places import Layout
+from fissile.data.sets import Labelled
+from fissile.data.text import Texts, read_banking, read_clinc
+
+__all__ = ["ENTRIES", "Entry", "Remote"]
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file that can be downloaded, and the checksum its source publishes, if any.
+
+    >>> Remote("https://example.org/train.csv", "banking77/train.csv")
+    Remote(url='https://example.org/train.csv', to='banking77/train.csv', md5='')
+    """
+
+    url: str
+    to: str  # relative to the data folder
+    md5: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set.
+
+    >>> ENTRIES["generated"].make().classes
+    20
+    """
+
+    name: str
+    about: str
+    terms: str
+    kind: Literal["images", "features", "text", "generated"]
+    shape: tuple[int, ...]  # of one sample; empty for texts
+    classes: int
+    train: int | None  # samples; None where it depends on who made the set
+    test: int | None
+    encoder: str = ""
+    files: tuple[Layout, ...] = ()
+    get: str = ""
+    urls: tuple[Remote, ...] = ()
+    read: Callable[[Path], Labelled] | None = None
+    read_texts: Callable[[Path], Texts] | None = None
+    make: Callable[[], Labelled] | None = None
+    fingerprint: str = ""  # of the contents, where they were compared with the source's
+
+
+def _features(stem: str) -> tuple[Layout, ...]:
+    files = [Layout(f"{stem}{suffix}") for suffix in (".npz", ".safetensors", ".parquet")]
+    return (*files, Layout(stem, ("x_train.npy",)), Layout(stem, ("*.parquet",)))
+
+
+_CLIP = "CLIP ViT-B/16"
+_EMBED = "fissile embed {} --encoder open_clip:ViT-B-16/openai"
+_CITE = "cite Krizhevsky 2009; not for redistribution"
+_IMAGENET = "ImageNet's terms: registered, non-commercial research"
+_CLOTHES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
+    "Ankle boot",
+)  # fmt: skip
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_FASHION_MD5 = (
+    "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
+    "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310",
+)  # fmt: skip
+_CIFAR_FILES = (
+    Layout("cifar100", ("train-*.parquet", "test-*.parquet")),
+    Layout("cifar-100-python", ("train", "test", "meta")),
+    Layout("cifar-100-python.tar.gz"),
+)
+_CIFAR_URLS = (
+    Remote(
+        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        "cifar-100-python.tar.gz",
+        md5="eb9058c3a382ffc7106e4002c42a8d85",
+    ),
+)
+_CLINC = "https://raw.githubusercontent.com/clinc/oos-eval/master/data/data_full.json"
+_BANKING = "https://raw.githubusercontent.com/PolyAI-LDN/task-specific-datasets/master/banking_data"
+_BANKING_FILES = ("train.csv", "test.csv", "categories.json")
+
+_ALL = [
+    Entry(
+        "fashionmnist", "grey photographs of clothes, 28 x 28", "MIT", "images",
+        (28, 28), 10, 60_000, 10_000,
+        files=tuple(
+            Layout(folder, tuple(f"{name}*" for name in FILES))
+            for folder in ("fashion-mnist", "fashionmnist")
+        ),
+        get="fissile data get fashionmnist, or on Debian and Ubuntu: apt install "
+        "dataset-fashion-mnist",
+        urls=tuple(
+            Remote(f"{_FASHION}/{name}.gz", f"fashion-mnist/{name}.gz", md5)
+            for name, md5 in zip(FILES, _FASHION_MD5, strict=True)
+        ),
+        read=lambda path: read_idx_folder(path, _CLOTHES),
+        fingerprint="ad7b16dc82fbed35",
+    ),
+    Entry(
+        "cifar100", "photographs of 100 kinds of things, 32 x 32", _CITE, "images",
+        (32, 32, 3), 100, 50_000, 10_000, files=_CIFAR_FILES, urls=_CIFAR_URLS,
+        get="fissile data get cifar100 (https://www.cs.toronto.edu/~kriz/cifar.html)",
+        read=read_cifar,
+    ),
+    Entry(
+        "cifar100-coarse", "the images of cifar100 in their 20 superclasses", _CITE, "images",
+        (32, 32, 3), 20, 50_000, 10_000, files=_CIFAR_FILES, urls=_CIFAR_URLS,
+        get="fissile data get cifar100-coarse (https://www.cs.toronto.edu/~kriz/cifar.html)",
+        read=lambda path: read_cifar(path, coarse=True),
+    ),
+    Entry(
+        "cifar100-clip", "CLIP features of cifar100, as in the paper", _CITE, "features",
+        (512,), 100, 50_000, 10_000, _CLIP, _features("cifar100-clip-vit-b-16"),
+        get=_EMBED.format("cifar100"), read=read_features,
+    ),
+    Entry(
+        "cifar100-efficientnet-lite2", "features of cifar100, not CLIP's", _CITE, "features",
+        (512,), 100, 50_000, 10_000,
+        "EfficientNet-Lite2 (ImageNet-supervised, PCA 512), not CLIP",
+        _features("cifar100-efficientnet-lite2-512"),
+        get="fissile embed cifar100 --encoder efficientnet_lite:2 --pca 512",
+        read=read_features,
+    ),
+    Entry(
+        "imagenet100-clip", "CLIP features of 100 random classes of ImageNet", _IMAGENET,
+        "features", (512,), 100, None, 5_000, _CLIP, _features("imagenet100-clip-vit-b-16"),
+        get="put train/CLASS and val/CLASS of 100 classes into a folder "
+        "(https://image-net.org/download.php) and run: "
+        + _EMBED.format("PATH/TO/imagenet100") + " --to DATA/imagenet100-clip-vit-b-16.safetensors",
+        read=read_features,
+    ),
+    Entry(
+        "imagenet1k-clip", "CLIP features of ImageNet", _IMAGENET, "features",
+        (512,), 1000, 1_281_167, 50_000, _CLIP, _features("imagenet1k-clip-vit-b-16"),
+        get="get ImageNet as train/CLASS and val/CLASS (https://image-net.org/download.php) "
+        "and run: " + _EMBED.format("PATH/TO/imagenet")
+        + " --to DATA/imagenet1k-clip-vit-b-16.safetensors",
+        read=read_features,
+    ),
+    Entry(
+        "clinc150", "short requests and their 150 intents", "CC BY 3.0", "text",
+        (), 150, 15_000, 4_500, files=(Layout("clinc150", ("data_full.json",)),),
+        get="fissile data get clinc150 (https://github.com/clinc/oos-eval)",
+        urls=(Remote(_CLINC, "clinc150/data_full.json"),), read_texts=read_clinc,
+    ),
+    Entry(
+        "banking77", "questions to a bank and their 77 intents", "CC BY 4.0", "text",
+        (), 77, 10_003, 3_080, files=(Layout("banking77", _BANKING_FILES),),
+        get="fissile data get banking77 (https://github.com/PolyAI-LDN/task-specific-datasets)",
+        urls=tuple(Remote(f"{_BANKING}/{name}", f"banking77/{name}") for name in _BANKING_FILES),
+        read_texts=read_banking,
+    ),
+    Entry(
+        "clinc150-minilm", "MiniLM features of clinc150, not CLIP's", "CC BY 3.0", "features",
+        (384,), 150, 15_000, 4_500, "all-MiniLM-L6-v2, not CLIP",
+        _features("clinc150-minilm-384"), read=read_features,
+        get="fissile embed clinc150 --encoder minilm",
+    ),
+    Entry(
+        "banking77-minilm", "MiniLM features of banking77, not CLIP's", "CC BY 4.0", "features",
+        (384,), 77, 10_003, 3_080, "all-MiniLM-L6-v2, not CLIP",
+        _features("banking77-minilm-384"), read=read_features,
+        get="fissile embed banking77 --encoder minilm",
+    ),
+    Entry(
+        "generated", "features around random class means", "made from a seed", "generated",
+        (64,), 20, 2_000, 500, get="nothing to do, it is always there", make=generated.features,
+    ),
+    Entry(
+        "generated-images", "noisy coloured stripes, 8 x 8", "made from a seed", "generated",
+        (8, 8, 3), 10, 300, 100, get="nothing to do, it is always there",
+        make=lambda: generated.images(side=8, train=300, test=100),
+    ),
+]  # fmt: skip
+
+ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _ALL}

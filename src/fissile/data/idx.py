@@ -1,0 +1,79 @@
+"""IDX files, plain or gzipped, as MNIST and its relatives come.
+
+>>> read_idx("train-images-idx3-ubyte.gz").shape
+(60000, 28, 28)
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import struct
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fissile.data.disk import IN_MEMORY, PACKED, reading
+from fissile.data.sets import Labelled
+from fissile.errors import FileError
+
+__all__ = ["FILES", "read_idx", "read_idx_folder"]
+
+FILES = (
+    "train-images-idx3-ubyte", "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte",
+)  # fmt: skip
+_BYTES = 0x08  # the type code of bytes, the only one these files use
+
+
+def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
+    """Read the bytes of an IDX file, after checking that there can be as many as it claims.
+
+    >>> read_idx("t10k-labels-idx1-ubyte.gz")[:3]
+    array([9, 2, 1], dtype=uint8)
+    """
+    path = Path(path)
+    with reading(path), open(path, "rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        most = path.stat().st_size * (PACKED if packed else 1)
+        raw.seek(0)
+        if not packed:
+            return _array(raw, most)
+        with gzip.GzipFile(fileobj=raw) as file:
+            return _array(file, most)  # type: ignore[arg-type]
+
+
+def read_idx_folder(path: Path, names: tuple[str, ...] = ()) -> Labelled:
+    """Read the four files of MNIST or a relative, gzipped or not.
+
+    >>> read_idx_folder(Path("/usr/share/datasets/fashion-mnist")).x.shape
+    (60000, 28, 28)
+    """
+    zipped = [path / f"{name}.gz" for name in FILES]
+    arrays = [
+        read_idx(z if z.is_file() else path / name) for z, name in zip(zipped, FILES, strict=True)
+    ]
+    with reading(path):
+        x, y, x_test, y_test = arrays
+        return Labelled(x, y.astype(np.int64), x_test, y_test.astype(np.int64), names)
+
+
+def _array(file: IO[bytes], most: int) -> NDArray[np.uint8]:
+    magic = file.read(4)
+    if len(magic) != 4 or magic[:2] != b"\0\0":
+        raise FileError("it is no IDX file: it does not begin with two zero bytes")
+    if magic[2] != _BYTES or not magic[3]:
+        raise FileError(f"it holds type {magic[2]:#04x} in {magic[3]} dimensions, not bytes")
+    shape = struct.unpack(f">{magic[3]}I", file.read(4 * magic[3]))
+    size = math.prod(shape)
+    if size > min(most, IN_MEMORY):
+        raise FileError(f"it claims {size:,} bytes, more than it can hold; get it again")
+    data = file.read(size)
+    if len(data) != size:
+        raise FileError(f"it is cut short: {len(data):,} of {size:,} bytes; get it again")
+    if file.read(1):
+        raise FileError(f"it goes on after the {size:,} bytes it claims; get it again")
+    return np.frombuffer(bytearray(data), np.uint8).reshape(shape)

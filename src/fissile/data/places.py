@@ -1,0 +1,66 @@
+"""Where data sets are looked for.
+
+>>> places(Path("my-data"))[0]
+PosixPath('my-data')
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["SYSTEM", "Layout", "cache", "places"]
+
+SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of data sets put them
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A file, or a folder with certain files, that a data set may lie in.
+
+    >>> Layout("cifar100", ("train-*.parquet", "test-*.parquet")).find(Path("my-data"))
+    PosixPath('my-data/cifar100')
+    """
+
+    path: str
+    inside: tuple[str, ...] = ()
+
+    def find(self, place: Path) -> Path | None:
+        """Its path if it is in that place; nothing is opened."""
+        path = place / self.path
+        if not self.inside:
+            return path if path.is_file() else None
+        return path if all(any(path.glob(pattern)) for pattern in self.inside) else None
+
+    def __str__(self) -> str:
+        return f"{self.path}/{{{', '.join(self.inside)}}}" if self.inside else self.path
+
+
+def places(data: Path | None = None) -> list[Path]:
+    """The folders to look in, first to last: the one given, ``FISSILE_DATA``, cache, system.
+
+    >>> os.environ["FISSILE_DATA"] = "/mnt/data"
+    >>> places()
+    [PosixPath('/mnt/data'), PosixPath('/home/me/.cache/fissile/data'), ...]
+    """
+    named = [Path(part) for part in os.environ.get("FISSILE_DATA", "").split(os.pathsep) if part]
+    found = [*([] if data is None else [Path(data)]), *named, cache(), SYSTEM]
+    return list(dict.fromkeys(found))
+
+
+def cache() -> Path:
+    """The folder that downloads go to, where this platform keeps such things.
+
+    >>> cache()
+    PosixPath('/home/me/.cache/fissile/data')
+    """
+    home = Path.home()
+    if sys.platform == "win32":
+        root = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        root = home / "Library" / "Caches"
+    else:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return root / "fissile" / "data"

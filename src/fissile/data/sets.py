@@ -1,0 +1,212 @@
+"""A training and a test set as arrays, whatever file they came from.
+
+>>> data = Labelled(x, y, x_test, y_test)
+>>> small = data.some_classes(40).held_out(0.1)  # a tenth of the training set to test on
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fissile.errors import FissileError, whole
+
+__all__ = ["Labelled", "chunks", "pixels"]
+
+_CHUNK = 2**24  # bytes looked at in one go: a mapped file is never in memory as a whole
+_ORDER = 2026  # seeds the one order in which classes join a subset
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Images (samples, height, width[, channels]) of bytes or features (samples, inputs) of floats.
+
+    >>> data = Labelled(x, y, x_test, y_test, names=("cat", "dog"))
+    >>> data.classes, data.inputs
+    (2, 512)
+
+    Args:
+        x: what to train on; may be mapped from a file, and is then read piece by piece.
+        y: its labels, whole numbers from 0.
+        x_test: what to test on.
+        y_test: its labels.
+        names: of the classes; without them there are as many as the largest label says.
+        encoder: what made the features; nothing for raw data.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    x_test: NDArray[Any]
+    y_test: NDArray[np.int64]
+    names: tuple[str, ...] = ()
+    encoder: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(self.names))
+        for x, labels in (("x", "y"), ("x_test", "y_test")):
+            _check_inputs(x, getattr(self, x))
+            y = _labels(labels, getattr(self, labels))
+            object.__setattr__(self, labels, y)
+            if len(getattr(self, x)) != len(y):
+                raise FissileError(
+                    f"{x} has {len(getattr(self, x)):,} samples and {labels} has {len(y):,} "
+                    "labels; give one label per sample"
+                )
+        if self.x.shape[1:] != self.x_test.shape[1:] or self.x.dtype != self.x_test.dtype:
+            raise FissileError(
+                f"x holds {_kind(self.x)} and x_test {_kind(self.x_test)}; give both the same"
+            )
+        # More classes than samples are no classes: a label that says so is a mistake.
+        most = len(self.names) or len(self.y) + len(self.y_test)
+        if (top := max(self.y.max(), self.y_test.max())) >= most:
+            raise FissileError(
+                f"a label is {top}, and there are {most:,} "
+                f"{'classes' if self.names else 'samples'}; number the classes from 0"
+            )
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.names) or int(max(self.y.max(), self.y_test.max())) + 1
+
+    @property
+    def inputs(self) -> int:
+        """How many numbers a sample has."""
+        return int(np.prod(self.x.shape[1:]))
+
+    def fingerprint(self) -> str:
+        """Sixteen digits that the four arrays decide, whichever format they were read from.
+
+        >>> load("fashionmnist").fingerprint()
+        'ad7b16dc82fbed35'
+        """
+        seen = hashlib.sha256()
+        for array in (self.x, self.y, self.x_test, self.y_test):
+            seen.update(f"{array.dtype.str} {array.shape};".encode())
+            for part in chunks(array):
+                seen.update(np.ascontiguousarray(part).data)
+        return seen.hexdigest()[:16]
+
+    def flat(self) -> Labelled:
+        """Images as rows of floats from 0 to 1; features as they are.
+
+        >>> Labelled(images, y, images_test, y_test).flat().x.shape
+        (60000, 784)
+        """
+        if self.x.dtype != np.uint8:
+            return self
+        return replace(self, x=pixels(self.x), x_test=pixels(self.x_test))
+
+    def some_classes(self, count: int) -> Labelled:
+        """Only `count` of the classes, renumbered; fewer are always among more.
+
+        >>> data.some_classes(40).classes
+        40
+        """
+        if whole("count", count, least=2) > self.classes:
+            raise FissileError(f"there are {self.classes} classes, not {count}; give fewer")
+        if count == self.classes:
+            return self
+        order = np.random.default_rng(_ORDER).permutation(self.classes)
+        kept = np.sort(order[:count])
+        new = np.full(self.classes, -1)
+        new[kept] = np.arange(count)
+        rows, rows_test = np.flatnonzero(new[self.y] >= 0), np.flatnonzero(new[self.y_test] >= 0)
+        return Labelled(
+            np.asarray(self.x[rows]), new[self.y[rows]],
+            np.asarray(self.x_test[rows_test]), new[self.y_test[rows_test]],
+            tuple(self.names[k] for k in kept) if self.names else (), self.encoder,
+        )  # fmt: skip
+
+    def held_out(self, part: float, seed: int = 0) -> Labelled:
+        """The training set alone, a share or a number of it held out to test on.
+
+        >>> data.held_out(0.1)  # a tenth of each class
+        >>> data.held_out(5000)
+
+        The test set is not in the result at all.
+        """
+        count = _held_count(part, len(self.y))
+        rng = np.random.default_rng(whole("seed", seed, least=0))
+        held = np.zeros(len(self.y), dtype=np.bool_)
+        held[_spread(self.y, rng)[:count]] = True
+        x, x_held = np.asarray(self.x[~held]), np.asarray(self.x[held])
+        return Labelled(x, self.y[~held], x_held, self.y[held], self.names, self.encoder)
+
+
+def chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """An array in pieces of some megabytes, so that a mapped one need not fit in memory.
+
+    >>> all(np.isfinite(part).all() for part in chunks(x))
+    True
+    """
+    rows = max(1, _CHUNK // max(1, array[:1].nbytes))
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
+
+
+def pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Images as rows of floats from 0 to 1.
+
+    >>> pixels(np.full((1, 2, 2), 255, np.uint8))
+    array([[1., 1., 1., 1.]], dtype=float32)
+    """
+    rows = images.reshape(len(images), -1).astype(np.float32)
+    rows /= 255
+    return rows
+
+
+def _spread(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.intp]:
+    """All rows in an order whose every beginning has each class in proportion, but for one."""
+    shuffled = rng.permutation(len(y))
+    by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
+    counts = np.bincount(y)
+    begins = np.cumsum(counts) - counts
+    labels = y[by_class]
+    place = (np.arange(len(y)) - begins[labels] + rng.random(len(counts))[labels]) / counts[labels]
+    return by_class[np.argsort(place, kind="stable")]
+
+
+def _held_count(part: float, samples: int) -> int:
+    share = isinstance(part, float)
+    count = round(part * samples) if share and 0 < part < 1 else 0
+    if not share:
+        count = whole("part", part, least=1)  # type: ignore[arg-type]
+    if not 0 < count < samples:
+        raise FissileError(
+            f"part={part!r} of {samples:,} samples leaves nothing to train or to test on; "
+            "give a share like 0.1 or a smaller number"
+        )
+    return count
+
+
+def _kind(x: NDArray[Any]) -> str:
+    return f"{x.dtype} of shape {x.shape[1:]}"
+
+
+def _check_inputs(name: str, x: NDArray[Any]) -> None:
+    if x.dtype.hasobject or x.dtype.kind not in "uf" or (x.dtype.kind == "u" and x.itemsize > 1):
+        raise FissileError(f"{name} holds {x.dtype}; give images as uint8 or features as floats")
+    if not x.dtype.isnative or x.itemsize > 8:
+        raise FissileError(f"{name} holds {x.dtype}; save it as float16 or float32 of this machine")
+    if x.ndim < 2 or not x.size:
+        raise FissileError(f"{name} has shape {x.shape}; give at least one sample with inputs")
+    if x.ndim > (4 if x.dtype.kind == "u" else 2):
+        raise FissileError(f"{name} has shape {x.shape}; give images or rows of features")
+    if x.dtype.kind != "u" and not all(np.isfinite(part).all() for part in chunks(x)):
+        raise FissileError(f"{name} holds NaN or infinity; make the features again")
+
+
+def _labels(name: str, y: NDArray[Any]) -> NDArray[np.int64]:
+    if y.dtype.kind not in "iu" or y.ndim != 1:
+        raise FissileError(
+            f"{name} holds {y.dtype} of shape {y.shape}; give one whole number per sample"
+        )
+    if not len(y) or y.min() < 0 or y.max() > np.iinfo(np.int64).max:
+        raise FissileError(f"{name} is empty or out of range; number the classes from 0")
+    return y.astype(np.int64)

@@ -1,0 +1,110 @@
+"""Features in Parquet tables: columns ``features``, ``label`` and ``split`` (train or test).
+
+>>> arrays, about = read_tables([Path("features.parquet")])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fissile.data.arrays import About
+from fissile.data.disk import IN_MEMORY
+from fissile.errors import FileError
+
+__all__ = ["read_tables", "rows"]
+
+_ROWS = 4096  # read in one go
+_WIDEST = 2**20
+
+
+def read_tables(paths: list[Path]) -> tuple[dict[str, NDArray[Any]], About]:
+    """The four arrays of one table in several files.
+
+    >>> arrays, about = read_tables(sorted(Path("features").glob("*.parquet")))
+    """
+    about = _about(paths[0])
+    pieces: dict[str, list[NDArray[Any]]] = {f"{k}_{s}": [] for k in "xy" for s in _SPLITS}
+    size = 0
+    for batch in rows(paths, ["features", "label", "split"]):
+        x, y, split = _matrix(batch.column(0)), _whole(batch.column(1)), _words(batch.column(2))
+        for name in _SPLITS:
+            chosen = split == name
+            pieces[f"x_{name}"].append(x[chosen])
+            pieces[f"y_{name}"].append(y[chosen])
+        size += x.nbytes
+        if size > IN_MEMORY:
+            raise FileError(f"it holds more than {IN_MEMORY:,} bytes; use .npy or .safetensors")
+    widths = {part.shape[1:] for part in pieces["x_train"]}
+    if len(widths) != 1:
+        raise FileError("it holds no rows, or features of several lengths; write it again")
+    return {key: np.concatenate(parts) for key, parts in pieces.items()}, about
+
+
+_SPLITS = ("train", "test")
+
+
+def rows(paths: list[Path], columns: list[str]) -> Iterator[Any]:
+    """Some columns of a table in several files, a few thousand rows at a time.
+
+    >>> sum(len(batch) for batch in rows([Path("features.parquet")], ["label"]))
+    60000
+    """
+    from pyarrow import parquet  # type: ignore[import-untyped]
+
+    for path in paths:
+        with parquet.ParquetFile(path) as file:
+            found = file.schema_arrow.names
+            if missing := [name for name in columns if name not in found]:
+                raise FileError(
+                    f"{path.name} has no column {missing[0]!r}, only {', '.join(found[:8])}; it "
+                    f"must have {', '.join(columns)}"
+                )
+            for batch in file.iter_batches(_ROWS, columns=columns):
+                yield batch.select(columns)
+
+
+def _about(path: Path) -> About:
+    from pyarrow import parquet
+
+    told = parquet.read_schema(path).metadata or {}
+    names = json.loads(told.get(b"names", b"[]"))
+    return About.parsed(told.get(b"encoder", b"").decode(), names)
+
+
+def _matrix(column: Any) -> NDArray[Any]:
+    """A column of lists as a matrix; all lists must have the same length."""
+    from pyarrow import types
+
+    kind = column.type
+    listed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if not listed or not types.is_floating(kind.value_type):
+        raise FileError(f"features are {kind}; write lists of floats")
+    values = column.flatten()
+    if column.null_count or values.null_count:
+        raise FileError("features are missing in some rows; write every row")
+    width = len(values) // max(1, len(column))
+    lengths = np.diff(np.asarray(column.offsets)) if not types.is_fixed_size_list(kind) else width
+    if not np.all(lengths == width) or not 0 < width <= _WIDEST:
+        raise FileError("features have several lengths, or none; write lists of one length")
+    return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), width)
+
+
+def _whole(column: Any) -> NDArray[np.int64]:
+    from pyarrow import int64, types
+
+    if not types.is_integer(column.type) or column.null_count:
+        raise FileError(f"labels are {column.type}, some missing or not whole; write whole numbers")
+    return np.asarray(column.cast(int64()).to_numpy(zero_copy_only=False))
+
+
+def _words(column: Any) -> NDArray[Any]:
+    words = np.array(column.to_pylist(), dtype=object)
+    if strange := {str(word) for word in words} - set(_SPLITS):
+        raise FileError(f"split is {min(strange)!r} in some row; write train or test")
+    return words

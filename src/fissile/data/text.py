@@ -1,0 +1,123 @@
+"""Short texts and their intents: CLINC150 and Banking77, to be embedded by an encoder.
+
+>>> texts = read_clinc(Path("clinc150"))
+>>> texts.train[0], texts.names[texts.y[0]]
+('what expression would i use to say i love you if i were an italian', 'translate')
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fissile.data.disk import reading
+from fissile.errors import FileError, FissileError
+
+__all__ = ["Texts", "read_banking", "read_clinc"]
+
+_MOST = 2**28  # bytes of a file; the real ones have a few million
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """A training and a test set of texts.
+
+    >>> Texts(["hi", "bye"], [0, 1], ["hello"], [0], ("greeting", "farewell")).classes
+    2
+    """
+
+    train: list[str]
+    y: NDArray[np.int64]
+    test: list[str]
+    y_test: NDArray[np.int64]
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for texts, labels in (("train", "y"), ("test", "y_test")):
+            y = np.asarray(getattr(self, labels), dtype=np.int64)
+            object.__setattr__(self, labels, y)
+            if not len(y) or len(y) != len(getattr(self, texts)):
+                raise FissileError(f"{texts} and {labels} must be of one length; give both whole")
+            if y.min() < 0 or y.max() >= len(self.names):
+                raise FissileError(f"{labels} names a class that is not there; number from 0")
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.names)
+
+    def fingerprint(self) -> str:
+        """Sixteen digits that the texts and their labels decide.
+
+        >>> read_banking(Path("banking77")).fingerprint()
+        '4b7074c5b63d9ffd'
+        """
+        whole = [self.train, self.y.tolist(), self.test, self.y_test.tolist(), self.names]
+        return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
+
+
+def read_clinc(path: Path) -> Texts:
+    """The 150 intents of ``data_full.json``, without what is out of scope and without ``val``.
+
+    >>> len(read_clinc(Path("clinc150")).train)
+    15000
+    """
+    file = path / "data_full.json"
+    with reading(file):
+        found = json.loads(_text(file))
+        if not isinstance(found, dict) or not {"train", "test"} <= found.keys():
+            raise FileError("it has no lists train and test; get CLINC150's data_full.json")
+        return _texts(found["train"], found["test"], None)
+
+
+def read_banking(path: Path) -> Texts:
+    """The 77 intents of ``train.csv`` and ``test.csv``, in the order of ``categories.json``.
+
+    >>> read_banking(Path("banking77")).names[0]
+    'card_arrival'
+    """
+    with reading(path):
+        names = json.loads(_text(path / "categories.json"))
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise FileError("categories.json is no list of names; get Banking77's")
+        return _texts(_rows(path / "train.csv"), _rows(path / "test.csv"), tuple(names))
+
+
+def _text(path: Path) -> str:
+    if path.stat().st_size > _MOST:
+        raise FileError(f"{path.name} is too large to be true; get it again")
+    return path.read_text(encoding="utf-8")
+
+
+def _rows(path: Path) -> list[list[str]]:
+    first, *rest = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    if first != ["text", "category"]:
+        raise FileError(f"{path.name} does not begin with text,category; get Banking77's")
+    return rest
+
+
+def _texts(train: object, test: object, names: tuple[str, ...] | None) -> Texts:
+    for rows in (train, test):
+        good = isinstance(rows, list) and all(
+            isinstance(row, list) and len(row) == 2 and all(isinstance(part, str) for part in row)
+            for row in rows
+        )
+        if not good:
+            raise FileError("a row is no pair of a text and its intent; get it again")
+    assert isinstance(train, list)
+    assert isinstance(test, list)
+    names = tuple(sorted({intent for _, intent in train})) if names is None else names
+    number = {name: k for k, name in enumerate(names)}
+    if unknown := {intent for _, intent in [*train, *test]} - number.keys():
+        raise FileError(f"the intent {min(unknown)!r} is not among the classes; get it again")
+    y, y_test = ([number[intent] for _, intent in rows] for rows in (train, test))
+    texts = ([text for text, _ in rows] for rows in (train, test))
+    train_texts, test_texts = texts
+    return Texts(train_texts, np.array(y), test_texts, np.array(y_test), names)
