@@ -1,0 +1,282 @@
+"""Encoders by name: frozen, with all their weights, or refused with advice."""
+
+import sys
+import textwrap
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from fissile.data.entries import ENTRIES
+from fissile.embed import encoder
+from fissile.embed.frozen import TextEncoder, fingerprint
+from fissile.embed.names import stem
+from fissile.errors import FileError, FissileError
+
+HERE = f"module:{__name__}"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1))
+        self.shapes = []
+
+    def forward(self, images):
+        self.shapes.append((*images.shape, torch.is_inference_mode_enabled()))
+        return self.body(images)
+
+
+def net():
+    return Net()
+
+
+def sized():
+    made = Net()
+    made.input_size = (3, 48, 48)
+    return made
+
+
+def own():
+    made = Net()
+    made.preprocess = lambda image: torch.full((3, 9, 9), float(image.size[0]))
+    return made
+
+
+def number():
+    return 3
+
+
+def vector():
+    return nn.Flatten(0)
+
+
+def pictures(coder, count=3):
+    return [coder.prepare(Image.effect_noise((40, 30), 50)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("factory", "side"), [("net", 224), ("sized", 48), ("own", 9)])
+def test_a_module_of_ones_own(factory, side):
+    coder = encoder(f"{HERE}:{factory}")
+    assert (coder.kind, coder.width) == ("images", 4)
+    images = pictures(coder)
+    found = coder.encode(images)
+    assert found.shape == (3, 4)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, coder.encode(images))  # no dropout
+    net = coder._forward if factory == "own" else coder._forward.module
+    assert net.shapes[-1] == (3, 3, side, side, True)
+    assert not any(p.requires_grad for p in net.parameters())
+
+
+def test_mixed_precision():
+    torch.manual_seed(0)
+    full, mixed = encoder(f"{HERE}:net"), encoder(f"{HERE}:net", precision="bfloat16")
+    mixed._forward.load_state_dict(full._forward.state_dict())
+    images = pictures(full)
+    exact, rough = full.encode(images), mixed.encode(images)
+    assert rough.dtype == torch.float32
+    assert not torch.equal(exact, rough)
+    torch.testing.assert_close(rough, exact, rtol=0.05, atol=0.05)
+    assert full.key.split()[0] == "float32"
+    assert mixed.key.split()[0] == "bfloat16"
+
+
+def test_other_weights_have_another_key():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).bfloat16()
+    before = fingerprint(model)
+    assert fingerprint(model) == before
+    with torch.no_grad():
+        model[0].bias[1] += 1
+    assert fingerprint(model) != before
+
+
+class Sentences(nn.Module):
+    """As sentence-transformers has it."""
+
+    def encode(self, texts, batch_size, convert_to_tensor, show_progress_bar):
+        assert convert_to_tensor
+        assert not show_progress_bar
+        return torch.tensor([[len(text), 1.0] for text in texts])
+
+
+def test_texts_pass_as_they_are():
+    coder = TextEncoder("lengths", Sentences())
+    assert (coder.kind, coder.width) == ("text", 2)
+    assert coder.encode([coder.prepare("abc"), coder.prepare("")]).tolist() == [[3, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "advice"),
+    [
+        ("", "there is no encoder '';.*open_clip:ViT-B-16/openai"),
+        ("clip", "there is no encoder 'clip'"),
+        ("efficientnet_lite:7", "0 … 4; give one"),
+        ("efficientnet_lite:4", "pip install efficientnet-lite4-pytorch-model|fissile.lite"),
+        ("minilm:L12", "takes nothing after it"),
+        ("sentence:", "give sentence:FOLDER"),
+        ("module:", "give module:PACKAGE.MODULE:FACTORY"),
+        ("module:nowhere:net", "No module named 'nowhere'; give module:"),
+        (f"{HERE}:nothing", "nothing.*give module:"),
+        (f"{HERE}:number", "returned a int; it must return an nn.Module"),
+        (f"{HERE}:vector", "it must return a tensor"),
+        (f"{HERE}:pictures", "could not be made: pictures.. missing 1 required"),
+    ],
+)
+def test_bad_names(spec, advice):
+    with pytest.raises(FissileError, match=advice):
+        encoder(spec)
+
+
+def test_bad_precision():
+    with pytest.raises(FissileError, match="none of float32, bfloat16, float16"):
+        encoder(f"{HERE}:net", precision="int4")
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "width", "entry"),
+    [
+        ("cifar100", "open_clip:ViT-B-16/openai", 512, "cifar100-clip"),
+        ("imagenet1k", "open_clip:ViT-B-16/openai", 512, "imagenet1k-clip"),
+        ("cifar100", "efficientnet_lite:2", 512, "cifar100-efficientnet-lite2"),
+        ("clinc150", "minilm", 384, "clinc150-minilm"),
+        ("banking77", "minilm", 384, "banking77-minilm"),
+    ],
+)
+def test_the_catalogue_finds_what_is_made(source, spec, width, entry, tmp_path):
+    made = tmp_path / f"{stem(source, spec, width)}.safetensors"
+    made.touch()
+    assert any(layout.find(tmp_path) == made for layout in ENTRIES[entry].files)
+
+
+def test_names_tell_encoders_apart():
+    names = [
+        stem("s", "open_clip:ViT-B-16/openai", 512),
+        stem("s", "open_clip:ViT-B-16/openai", 64),
+        stem("s", "open_clip:ViT-B-16/openai", 512, normalize=True),
+        stem("s", "open_clip:ViT-B-16/laion2b_s34b_b88k", 512),
+        stem("s", "timm:vit_base_patch16_224.dino", 768),
+        stem("s", "sentence:some/model", 768),
+    ]
+    assert len(set(names)) == len(names)
+    assert names[4] == "s-timm-vit-base-patch16-224.dino-768"
+    assert not any("/" in name for name in names)
+
+
+# --- libraries that are not installed with the tests, as small as they can be
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Write a package that can be imported for the length of a test."""
+
+    def write(name, **modules):
+        (tmp_path / name).mkdir()
+        for module, text in modules.items():
+            (tmp_path / name / f"{module}.py").write_text(textwrap.dedent(text))
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield write
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("open_clip", "timm")]:
+        del sys.modules[name]
+
+
+CLIP = """
+    import torch
+    calls = []
+    def get_pretrained_cfg(model, tag):
+        return {"quick_gelu": True} if tag == "openai" else {}
+    def create_model_and_transforms(model, **options):
+        calls.append((model, options))
+        if model == "none":
+            raise RuntimeError("Model config for 'none' not found")
+        made = torch.nn.Conv2d(3, 512, 8)
+        made.encode_image = lambda images: made(images).mean((2, 3))
+        prepare = lambda image: torch.zeros(3, 8, 8)
+        return made, None, prepare
+"""
+
+
+def test_open_clip_by_tag_and_from_a_file(library, tmp_path):
+    library("open_clip", __init__=CLIP)
+    coder = encoder("open_clip:ViT-B-16/openai")
+    assert (coder.name, coder.width) == ("open_clip:ViT-B-16/openai", 512)
+    calls = sys.modules["open_clip"].calls
+    # OpenAI's weights go with another activation, and no file is ever unpickled.
+    only = {"weights_only": True}
+    assert calls == [("ViT-B-16", {"pretrained": "openai", "force_quick_gelu": True} | only)]
+    file = tmp_path / "mine.safetensors"
+    with pytest.raises(FileError, match=r"mine.safetensors is not there"):
+        encoder(f"open_clip:ViT-B-16/{file}")
+    file.touch()
+    assert encoder(f"open_clip:ViT-B-16/{file}").name == "open_clip:ViT-B-16/mine.safetensors"
+    assert calls[1][1] == {"pretrained": str(file), "force_quick_gelu": False} | only
+    for spec in ("ViT-B-16", "ViT-B-16/", "/openai"):
+        with pytest.raises(FissileError, match="names no weights"):
+            encoder(f"open_clip:{spec}")
+    with pytest.raises(FissileError, match="could not be made: Model config for 'none'"):
+        encoder("open_clip:none/openai")
+
+
+TIMM = """
+    import torch
+    def create_model(name, pretrained, num_classes):
+        assert num_classes == 0
+        made = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 8), torch.nn.Flatten())
+        made.pretrained_cfg = {"classifier": "head"}
+        made.pretrained = pretrained
+        return made
+"""
+TIMM_DATA = """
+    import torch
+    def resolve_model_data_config(model):
+        return {"input_size": (3, 8, 8)}
+    def create_transform(input_size, is_training):
+        assert not is_training
+        return lambda image: torch.ones(input_size)
+"""
+
+
+def test_timm_with_its_own_weights_and_from_a_file(library, tmp_path):
+    library("timm", __init__=TIMM, data=TIMM_DATA)
+    coder = encoder("timm:small")
+    assert (coder.name, coder.width, coder._forward.pretrained) == ("timm:small", 5, True)
+    weights = {"0.weight": torch.ones(5, 3, 8, 8), "0.bias": torch.zeros(5)}
+    save_file(weights | {"head.weight": torch.ones(2, 5)}, tmp_path / "w.safetensors")
+    torch.save({"state_dict": weights}, tmp_path / "w.pth")
+    for name in ("w.safetensors", "w.pth"):
+        coder = encoder(f"timm:small@{tmp_path / name}")
+        assert coder.name == f"timm:small@{name}"
+        assert not coder._forward.pretrained
+        assert coder.encode([coder.prepare(None)]).tolist() == [[192.0] * 5]
+
+
+class Hostile:
+    def __reduce__(self):
+        return (print, ("this was run",))
+
+
+def test_weights_that_do_not_fit_or_are_no_weights(library, tmp_path, capsys):
+    library("timm", __init__=TIMM, data=TIMM_DATA)
+    save_file({"0.weight": torch.ones(5, 3, 8, 8)}, tmp_path / "few.safetensors")
+    save_file({"0.weight": torch.ones(1)}, tmp_path / "small.safetensors")
+    good = {"0.weight": torch.ones(5, 3, 8, 8), "0.bias": torch.zeros(5)}
+    save_file(good | {"1.weight": torch.ones(1)}, tmp_path / "many.safetensors")
+    torch.save({"state_dict": Hostile()}, tmp_path / "hostile.pt")
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    (tmp_path / "empty.pt").touch()
+    for name, message in {
+        "few.safetensors": "'0.bias' is only in one of them",
+        "many.safetensors": "'1.weight' is only in one of them",
+        "small.safetensors": "do not fit the encoder: .*shape",
+        "hostile.pt": "no weights that can be read safely",
+        "torn.safetensors": "no weights that can be read safely",
+        "empty.pt": "no weights that can be read safely",
+        "missing.pt": "is not there",
+    }.items():
+        with pytest.raises(FileError, match=f"(?s){message}"):
+            encoder(f"timm:small@{tmp_path / name}")
+    assert "this was run" not in capsys.readouterr().out
