@@ -63,7 +63,7 @@ def timed(works, device, jobs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("ids", nargs="*", default=["all"])
+    parser.add_argument("ids", nargs="*", help="by default those that need no data set")
     parser.add_argument("--scale", default="paper")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=None)
@@ -71,7 +71,8 @@ def main():
     parser.add_argument("--commit", default=None, help="recorded with the result")
     options = parser.parse_args()
     jobs = options.jobs or default_jobs(options.device)
-    studies = {study.id: study.works(options.scale) for study in find(options.ids)}
+    chosen = find(options.ids) or [one for one in find(["all"]) if one.data("smoke") is None]
+    studies = {study.id: study.works(options.scale) for study in chosen}
     works = list(dict.fromkeys(work for each in studies.values() for work in each))
     seconds, steps = timed(works, options.device, jobs), steps_of(works)
     alone = {}

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from fissile.lab.frame import table
 from fissile.lab.plots import draw
+from fissile.lab.plots.data import after
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Study
 from fissile.lab.trial import Sampling, Work
@@ -32,7 +33,7 @@ def invented(work: Work, random: np.random.Generator) -> dict[str, float]:
         return found
     better = 0.04 * work.arm.alpha
     found = {name: 0.5 + better + random.normal(0, 0.02) for name in MEASURES}
-    return found | {"nonzeros": float(work.neurons * work.task.literals)}
+    return found | {"nonzeros": 40.0 * work.neurons}
 
 
 def frame_of(study: Study, scale: str = "") -> pandas.DataFrame:
@@ -50,7 +51,11 @@ def _frame(name: str, scale: str) -> pandas.DataFrame:
 def pictures_of(study: Study) -> dict[str, np.ndarray]:
     """Return a first layer for each arm: its children share out the inputs of their parent."""
     random = np.random.default_rng(0)
-    found = {}
+    found: dict[str, np.ndarray] = {}
+    if study.id == "timing":
+        grown = [50 + 20 * np.log1p(np.arange(15)) + random.normal(size=(3, 15)) for _ in "four"]
+        names = ("dense", *(after("random-4", epoch) for epoch in (0, 1, 5)))
+        return dict(zip(names, grown, strict=True))
     for arm in study.arms:
         weight = random.normal(size=(8 * arm.alpha, 32))
         for child in range(arm.alpha):

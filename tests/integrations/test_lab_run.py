@@ -1,5 +1,6 @@
 """Runs that are killed, stopped, doubled and handed on to others, through the real command."""
 
+import itertools
 import os
 import signal
 import sqlite3
@@ -8,13 +9,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fissile.errors import FileError
 from fissile.lab.pool import pool
 from fissile.lab.results import load
-from fissile.lab.run import RunFailed, Tally, Watcher, run
+from fissile.lab.run import Here, RunFailed, Tally, Watcher, run
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.trial import Arm, Boolean, Trial
@@ -169,6 +171,22 @@ def test_finished_trials_are_never_computed_again(tmp_path):
         assert run(works, store) == Tally(found=4)
         alone = run([works[3]], store)
     assert alone == Tally(found=1)
+
+
+def test_a_run_that_may_not_take_longer_has_the_first_trials_of_all_cells(tmp_path, monkeypatch):
+    works = [tiny(number=number, neurons=width) for width in (4, 8) for number in range(3)]
+    clock = itertools.count()
+    told = SimpleNamespace(monotonic=lambda: next(clock), sleep=time.sleep)
+    monkeypatch.setattr("fissile.lab.run.time", told)
+    with Store(tmp_path) as store:
+        # It looks at the clock before each batch, and a tick has passed since.
+        tally = run(works, store, executor=Here(), every=0.0, within=4.5)
+        found = store.finished(work.key for work in works)
+        done = {(work.number, work.neurons) for work in works if work.key in found}
+        assert done == {(0, 4), (0, 8), (1, 4), (1, 8)}
+        assert tally == Tally(computed=4, left=2)
+        assert "2 left for want of time" in tally.text()
+        assert run(works, store) == Tally(found=4, computed=2)
 
 
 def test_an_arm_added_later_goes_on_from_the_same_warm_up(tmp_path):

@@ -14,7 +14,7 @@ from itertools import pairwise
 import pytest
 
 import fissile
-from fissile.lab import report
+from fissile.lab import markdown, report
 from fissile.lab.compute import Outcome
 from fissile.lab.results import latest, load
 from fissile.lab.run import run
@@ -117,7 +117,7 @@ def read_csv(path):
 def test_everything_is_written(folder):
     figures = {f"figures/{name}.{kind}" for name in IDS for kind in ("svg", "pdf", "png")}
     numbers = {"figures/capacity.csv", "figures/theory.csv"}  # codes shows pictures
-    tables = {"tables/codes.csv", "tables/capacity.csv"}
+    tables = {f"tables/{name}.{kind}" for name in ("codes", "capacity") for kind in ("csv", "md")}
     found = {path.as_posix() for path, content in bytes_of(folder).items() if content}
     assert found == figures | numbers | tables | {"claims.csv", "claims.md", "index.html"}
 
@@ -130,11 +130,11 @@ def test_every_claim_is_there_with_its_verdict_and_numbers(store, folder, page):
     ]
     assert len(found) == sum(len(STUDIES[name].claims) for name in IDS)
     for _, claim, verdict in found:
-        told = f"{report._SYMBOLS[verdict.status]} {verdict.status} {verdict.numbers}"
+        told = f"{markdown.SYMBOLS[verdict.status]} {verdict.status} {verdict.numbers}"
         assert [claim.text, claim.source, told] in page.rows
-    for status in report._SYMBOLS:
+    for status in markdown.SYMBOLS:
         count = sum(verdict.status == status for _, _, verdict in found)
-        assert re.search(rf"\b{count} {report._SYMBOLS[status]} {status}", page.text)
+        assert re.search(rf"\b{count} {markdown.SYMBOLS[status]} {status}", page.text)
     kept = [list(row.values())[:5] for row in read_csv(folder / "claims.csv")]
     assert kept == [[name, c.text, c.source, v.status, v.numbers] for name, c, v in found]
 
@@ -264,13 +264,30 @@ def test_a_store_without_runs_asks_for_one(tmp_path):
 
 
 def test_claims_as_markdown(store):
-    lines = report.claims_markdown([load(store, run) for run in latest(store)]).splitlines()
-    assert lines[:2] == ["| study | claim | verdict | numbers |", "| --- | --- | --- | --- |"]
-    assert len(lines) == 2 + sum(len(STUDIES[name].claims) for name in IDS)
-    claim, verdict = load(store, latest(store, ["codes"])[0]).verdicts[0]
-    shown = f"{report._SYMBOLS[verdict.status]} {verdict.status}"
-    assert lines[2] == f"| codes | {claim.text} | {shown} | {verdict.numbers} |"
-    assert report._markdown("a|b\n<i>*c*\\") == "a\\|b &lt;i>\\*c\\*\\\\"
+    found = [load(store, run) for run in latest(store)]
+    text = markdown.claims_markdown(found)
+    every = [(one, *both) for one in found for both in one.verdicts]
+    for one, claim, verdict in every:
+        assert text.count(f"| {one.study.id} | {claim.text} | {verdict.numbers} |") == 1
+    assert text.count("\n| ") == len(every) + 2 * text.count("<details")
+    parts = [
+        (text.index(title), status) for status, title in markdown._FIRST.items() if title in text
+    ]
+    # What came out differently is said first, and is open to be read.
+    assert sorted(parts) == parts
+    assert {status for _, status in parts} == {verdict.status for _, _, verdict in every}
+    assert text.count("<details open>") == any(v.status == "fails" for _, _, v in every)
+    assert markdown._markdown("a|b\n<i>*c*\\") == "a\\|b &lt;i>\\*c\\*\\\\"
+
+
+def test_tables_as_markdown(store):
+    results = load(store, latest(store, ["capacity"])[0])
+    text = markdown.tables_markdown(results)
+    ours = results.frame[(results.frame["arm"] == "dense") & (results.frame["literals"] == 12)]
+    mean, error = ours["capacity"].mean(), ours["capacity"].sem()
+    digits = results.study.published[0].digits
+    assert f"| 12 | {mean:.{digits}f} ± {error:.{digits}f} (1.896 ± 0.377) |" in text
+    assert "| 128 | – (7.699 ± 1.029) |" in text  # not in this run
 
 
 # --- that it says it safely
@@ -348,10 +365,10 @@ def test_a_report_that_fails_in_the_middle_leaves_the_first_whole(store, tmp_pat
     before = bytes_of(tmp_path / "report")
     draw = report.plots.draw
 
-    def drawn(study, frame, pictures):
+    def drawn(study, frame, pictures, note):
         if study.id == "theory":
             raise KeyboardInterrupt
-        return draw(study, frame, pictures)
+        return draw(study, frame, pictures, note)
 
     monkeypatch.setattr(report.plots, "draw", drawn)
     with pytest.raises(KeyboardInterrupt):

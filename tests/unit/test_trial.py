@@ -11,7 +11,16 @@ from fissile.lab.results import STUDIES
 from fissile.lab.run import batches
 from fissile.lab.studies import find
 from fissile.lab.study import SCALES
-from fissile.lab.trial import Arm, Boolean, Sampling, Trial, changed, from_spec
+from fissile.lab.trial import (
+    Arm,
+    Boolean,
+    Features,
+    Images,
+    Sampling,
+    Trial,
+    changed,
+    from_spec,
+)
 from fissile.train import Recipe
 
 DIFFERENT = [
@@ -35,6 +44,20 @@ DIFFERENT = [
     Trial(arm=Arm("random", 2, moments="fresh")),
     Trial(number=1),
     Trial(pictures=True),
+    Trial(Features()),
+    Trial(Features(), depth=5),
+    Trial(Features(), layer_norm=True),
+    Trial(Features(classes=4)),
+    Trial(Features(validation=True)),
+    Trial(Features(fingerprint="0123456789abcdef")),
+    Trial(Features("cifar100-clip")),
+    Trial(Features("cifar100-clip"), arm=Arm("dynamic", 2)),
+    Trial(Features("cifar100-clip"), arm=Arm("dynamic", 2, every=50)),
+    Trial(Features("cifar100-clip"), arm=Arm("dynamic", 2, fraction=0.2)),
+    Trial(Features("cifar100-clip"), arm=Arm("dynamic", 2, grow="gradient")),
+    Trial(Images()),
+    Trial(Images(projection=512)),
+    Trial(Images("generated-images")),
     Sampling(),
     Sampling(number=1),
     Sampling(alpha=4),
@@ -99,6 +122,37 @@ def test_bad_changes_are_refused(changes, message):
         changed(Trial(arm=Arm("random", 2)), changes)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Features("cifar10"), "data='cifar10' cannot be used here; give one of fashion"),
+        (lambda: Features("clinc150"), "cannot be used here"),  # texts are no numbers
+        (lambda: Images("fashionmnist"), "give one of cifar100"),  # grey
+        (lambda: Features(classes=11), "fashionmnist has 10 classes; classes=11"),
+        (lambda: Features(classes=1), "classes=1 cannot be chosen"),
+        (lambda: Trial(Features(), arm=Arm("clause", 2)), "only the Boolean task has clauses"),
+        (lambda: Trial(depth=3), "for classifiers of features alone"),
+        (lambda: Trial(Features(), depth=1), "depth=1"),
+        (lambda: Arm("dynamic", 2, every=0), "every=0"),
+        (lambda: Arm("dynamic", 2, fraction=0.0), "fraction=0.0 is not a share"),
+        (lambda: Arm("dynamic", 2, grow="fast"), "grow='fast' is not known"),
+        (lambda: changed(Trial(Features()), {"layer_norm": 1}), "layer_norm=1 is not true or"),
+        (lambda: changed(Trial(Features()), {"validation": True}), "no setting 'validation'"),
+    ],
+)
+def test_bad_trials_are_refused(make, message):
+    with pytest.raises(FissileError, match=message):
+        make()
+
+
+def test_moves_concern_only_masks_that_move():
+    dynamic, random = (Trial(Features(), arm=Arm(split, 2)) for split in ("dynamic", "random"))
+    assert changed(dynamic, {"every": 7, "grow": "gradient"}).arm.every == 7
+    assert changed(random, {"every": 7, "fraction": 0.5}) == random
+    assert dynamic.columns()["every"] == 100
+    assert random.columns()["every"] == 0
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_every_study_has_every_scale_with_dense_beside_each_arm(study, scale):
@@ -114,7 +168,8 @@ def test_every_study_has_every_scale_with_dense_beside_each_arm(study, scale):
 def test_the_papers_grid():
     paper = {name: study.works("paper") for name, study in STUDIES.items()}
     assert {w.warm_up for w in paper["codes"]} == {w.fine_tune for w in paper["codes"]} == {1000}
-    others = [w for name, works in paper.items() if name not in ("codes", "theory") for w in works]
+    special = ("codes", "theory", "timing")
+    others = [w for name, works in paper.items() if name not in special for w in works]
     assert {(w.warm_up, w.fine_tune) for w in others} == {(25, 25)}
     assert {w.recipe for w in others} == {Recipe(lr=1e-3, batch=64, l1=1e-7, l2=1e-5)}
     assert len(paper["superposition"]) == 8 * 8 * 5 * 5
@@ -125,6 +180,30 @@ def test_the_papers_grid():
         assert STUDIES[name].scales["paper"].trials == trials
     for name in ("embed-neurons", "embed-clauses"):
         assert len(paper[name]) == 11 * 10 * 3
+
+
+def test_the_papers_grid_on_real_data():
+    paper = {name: study.works("paper") for name, study in STUDIES.items()}
+    widths = {name: sorted({w.neurons for w in paper[name]}) for name in paper if name != "theory"}
+    assert widths["fashionmnist"] == [3, 4, 6, 8, 10]
+    assert widths["cifar100"] == widths["cnn-256"] == widths["dropconnect"]
+    assert widths["cifar100"] == [4, 8, 16, 32, 64, 128]
+    assert widths["imagenet100"] == [3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
+    assert widths["imagenet1k"] == [6, 8, 10, 12, 14, 16]
+    assert {(w.depth, w.layer_norm) for w in paper["imagenet1k"]} == {(5, True)}
+    assert {w.depth for w in paper["deep"]} == {5, 7, 9}
+    assert STUDIES["deep"].scales["paper"].trials == 30
+    assert {w.task.classes for w in paper["feature-demand"]} == {40, 60, 80, 100}
+    assert {w.warm_up + w.fine_tune for w in paper["timing"]} == {50}
+    assert {0, 1, 5, 10, 15, 20, 25} <= {w.warm_up for w in paper["timing"]}
+    assert {w.task.projection for w in paper["cnn-512"]} == {512}
+    # Settings are searched where the test set cannot be seen, and nothing else is.
+    searched = {name for name, works in paper.items() for w in works if _validates(w)}
+    assert searched == {"dynamic-search"}
+
+
+def _validates(work):
+    return getattr(getattr(work, "task", None), "validation", False)
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
@@ -170,6 +249,14 @@ def test_batches_keep_the_arms_of_a_network_together_and_alike():
     whole = batches(works, cost=float("inf"))
     assert len(whole) == 3
     assert all(batches(works, cost=0.0))  # one network each, and none without
+
+
+def test_a_batch_has_work_for_every_core():
+    works = STUDIES["cifar100"].works("paper")
+    parts = batches(works, cost=0.0, networks=4)
+    counts = [len({work.network() for work in part}) for part in parts]
+    assert set(counts) == {4}
+    assert sorted(w.key for part in parts for w in part) == sorted(w.key for w in works)
 
 
 def test_the_wide_table_compares_with_the_dense_arm_of_the_same_trial():

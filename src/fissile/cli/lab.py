@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -20,7 +21,9 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from fissile.bank import check_device
+from fissile.data.catalogue import find as find_set
 from fissile.errors import FissileError
+from fissile.lab.classifier import fingerprint
 from fissile.lab.pool import default_jobs, pool
 from fissile.lab.progress import Bar
 from fissile.lab.results import Results, latest, load, readable
@@ -28,6 +31,7 @@ from fissile.lab.run import run as run_trials
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES, find
 from fissile.lab.study import SCALES, Study
+from fissile.lab.trial import Work
 
 __all__ = ["app"]
 
@@ -77,7 +81,9 @@ def studies(out: Out = _OUT) -> None:
 
 @app.command(
     epilog="Examples: fissile run superposition --scale quick · "
-    "fissile run all --scale paper --device cuda · fissile run capacity --set train=5000"
+    "fissile run all --scale paper --device cuda · fissile run capacity --set train=5000 · "
+    "fissile run cifar100 --data PATH --set data=cifar100-efficientnet-lite2 · "
+    "fissile run cnn-256 --device cuda --only neurons=4,8 --for 20"
 )
 def run(
     ids: Ids,
@@ -91,7 +97,18 @@ def run(
         float | None,
         typer.Option(min=0, help="Store results after about so many seconds of work."),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE,...", help="Only some cells, e.g. neurons=4,8."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--for", min=0, help="Begin nothing more after so many minutes."),
+    ] = None,
     out: Out = _OUT,
+    data: Annotated[
+        Path | None, typer.Option(help="A folder with data sets; see: fissile data.")
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train=5000."),
@@ -100,18 +117,26 @@ def run(
     """Run studies; what is stored already is not computed again, and Ctrl-C loses little."""
     chosen, changed = find(ids), _parsed(changes or [])
     check_device(device)
+    if data is not None:
+        _look_in(data)
     runs = [_wanted(study, scale.value, trials, changed) for study in chosen]
+    runs = _with_data(runs, skip="all" in ids)
     # A setting that only some studies have changes those; one that none has is a mistake.
     for name in set(changed) - {name for one in runs for name in one.changes}:
         chosen[0].works(scale.value, trials, {name: changed[name]})
     works = [w for one in runs for w in STUDIES[one.study].works(one.scale, trials, one.changes)]
+    works = _cells(works, only or [])
     with _store(out) as store:
         for one in runs:
             store.note_run(one)
-        with _interruptible(store), Bar() as bar, _executor(jobs, device) as (executor, count):
+        with (
+            _interruptible(store),
+            Bar() as bar,
+            _executor(jobs, device, works) as (executor, count),
+        ):
             tally = run_trials(
                 works, store, executor=executor, device=device, in_flight=count, every=every,
-                watcher=bar,
+                within=None if minutes is None else 60 * minutes, watcher=bar,
             )  # fmt: skip
         typer.echo(f"{tally.text()}; {out} holds {store.count():,}.")
         if len(runs) == 1:
@@ -249,9 +274,11 @@ def _exists(out: Path) -> bool:
 
 
 @contextmanager
-def _executor(jobs: int | None, device: str) -> Iterator[tuple[Executor | None, int]]:
+def _executor(
+    jobs: int | None, device: str, works: Sequence[Work] = ()
+) -> Iterator[tuple[Executor | None, int]]:
     """Return who computes, and how many batches at once: this process, or several."""
-    count = default_jobs(device) if jobs is None else jobs
+    count = default_jobs(device, works) if jobs is None else jobs
     if count == 1:
         yield None, 1
     else:
@@ -284,6 +311,33 @@ def _wanted(study: Study, scale: str, trials: int | None, changes: dict[str, obj
     return Run(study.id, scale, trials, known, shlex.join(words), _now())
 
 
+def _look_in(folder: Path) -> None:
+    """Look for data sets in a folder first, here and in the processes that compute."""
+    if not folder.is_dir():
+        raise FissileError(f"there is no folder {folder}; give one that holds data sets")
+    others = os.environ.get("FISSILE_DATA", "")
+    os.environ["FISSILE_DATA"] = os.pathsep.join(filter(None, (str(folder.resolve()), others)))
+
+
+def _with_data(runs: list[Run], *, skip: bool) -> list[Run]:
+    """Note which arrays each run will see; where they are missing, say so or leave the run out."""
+    found, missing = [], []
+    for one in runs:
+        name = STUDIES[one.study].data(one.scale, one.changes)
+        if name is None:
+            found.append(one)
+        elif skip and find_set(name) is None:
+            missing.append(f"{one.study} (needs {name})")
+        else:
+            known = {**one.changes, "fingerprint": fingerprint(name)}
+            found.append(replace(one, changes=known))
+    if missing:
+        typer.echo(f"Left out for want of data: {', '.join(missing)}. See: fissile data", err=True)
+    if not found:
+        raise FissileError("there is nothing to run; see: fissile data")
+    return found
+
+
 def _parsed(changes: list[str]) -> dict[str, object]:
     """Read ``--set`` options: numbers as numbers, ``none`` as nothing, the rest as words."""
     found: dict[str, object] = {}
@@ -293,6 +347,22 @@ def _parsed(changes: list[str]) -> dict[str, object]:
             raise FissileError(f"--set takes KEY=VALUE, not {text!r}; for example --set train=5000")
         found[name.replace("-", "_")] = _value(value)
     return found
+
+
+def _cells(works: list[Work], only: list[str]) -> list[Work]:
+    """Return the trials of the cells that were asked for."""
+    for text in only:
+        name, equals, values = text.partition("=")
+        wanted = [_value(value) for value in values.split(",")]
+        known = {column for work in works for column in work.columns()}
+        if not equals or name not in known:
+            raise FissileError(
+                f"--only takes KEY=VALUE,..., not {text!r}; keys are {', '.join(sorted(known))}"
+            )
+        works = [work for work in works if work.columns().get(name) in wanted]
+        if not works:
+            raise FissileError(f"there is no cell with {text}")
+    return works
 
 
 def _value(text: str) -> object:
@@ -322,7 +392,7 @@ def _time(seconds: float) -> str:
 
 def _status(found: Results) -> list[str]:
     wanted, words = found.run, [verdict.status for _, verdict in found.verdicts]
-    changes = " ".join(f"{name}={value}" for name, value in wanted.changes.items())
+    changes = " ".join(f"{name}={value}" for name, value in wanted.told.items())
     counts = [str(words.count(status)) for status in ("holds", "not significant", "fails")]
     done = f"{len(found.rows):,} of {len(found.works):,}"
     trials = "" if wanted.trials is None else str(wanted.trials)

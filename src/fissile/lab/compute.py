@@ -5,22 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fissile import measure
 from fissile.bank import Arm as BankArm
-from fissile.bank import Bank, Data, Dense, Expand, Group, Spec
+from fissile.bank import Bank, Dense, DropConnect, Dynamic, Expand, Spec
 from fissile.bank.progress import quiet
-from fissile.chain import first_hidden
-from fissile.data import Samples, dnf_task
-from fissile.draw import Draw, seeded
 from fissile.errors import FissileError
-from fissile.lab.trial import Arm, Boolean, Sampling, Trial, Work
-from fissile.layers import SparseLinear, weight_of
-from fissile.split import Blocks, Gram, Split, resolve_split
-from fissile.theory import required_width
+from fissile.lab.boolean import Clauses, Formulas
+from fissile.lab.classifier import Classifiers, load
+from fissile.lab.sampling import sampled
+from fissile.lab.task import Boolean, Images
+from fissile.lab.trial import Arm, Sampling, Trial, Work
+from fissile.split import Gram, Split, resolve_split
 
 __all__ = ["Outcome", "compute"]
 
@@ -44,49 +43,70 @@ def compute(
 
     >>> compute([Trial(warm_up=1, fine_tune=1)])[0].measures["accuracy"]
 
-    It depends on nothing but its arguments, so any executor may run it anywhere. ``on_steps`` is
-    told the share of the training that is done.
+    It depends on nothing but its arguments and the data sets they name, so any executor may run it
+    anywhere. ``on_steps`` is told the share of the training that is done.
     """
     begin = time.perf_counter()
-    if isinstance(works[0], Sampling):
-        found = [Outcome(work, _sampled(work), 0.0) for work in works if isinstance(work, Sampling)]
+    trials = [work for work in works if isinstance(work, Trial)]
+    if not trials:
+        found = [Outcome(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)]
+    elif isinstance(trials[0].task, Images):
+        found = _convolutional(trials, device, on_steps)
     else:
-        found = _trained([work for work in works if isinstance(work, Trial)], device, on_steps)
+        found = _on_bank(trials, device, on_steps)
     # Side by side, nobody has seconds of their own: the time is shared out by estimated cost.
     per_cost = (time.perf_counter() - begin) / sum(one.work.cost for one in found)
     return [replace(one, seconds=per_cost * one.work.cost) for one in found]
 
 
-# --- networks
-
-
-def _trained(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> list[Outcome]:
+def _grid(trials: Sequence[Trial]) -> tuple[list[Trial], list[Arm]]:
+    """Return the networks and the arms that trials consist of."""
     networks = list(dict.fromkeys(trial.network() for trial in trials))
     arms = list(dict.fromkeys(trial.arm for trial in trials))
     if len(networks) * len(arms) != len(trials):
         raise FissileError("trials that are computed together must have the same arms")
-    tasks = _Tasks()
-    bank = Bank([_spec(network, tasks) for network in networks], device=device)
-    warm_up, fine_tune = networks[0].warm_up, networks[0].fine_tune
+    return networks, arms
+
+
+# --- on the bank
+
+
+class _Bench(Protocol):
+    """What the bank does not know of a task."""
+
+    def spec(self, trial: Trial) -> Spec: ...
+
+    def measures(self, bank: Bank) -> dict[str, Tensor]: ...
+
+    def arrays(self, bank: Bank, row: int, before: Tensor) -> dict[str, Tensor]: ...
+
+
+def _on_bank(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> list[Outcome]:
+    networks, arms = _grid(trials)
+    first = networks[0]
+    bench: _Bench = Formulas() if isinstance(first.task, Boolean) else Classifiers(device)
+    bank = Bank([bench.spec(network) for network in networks], device=device)
+    warm_up, fine_tune = first.warm_up, first.fine_tune
     share = _Share(on_steps, len(networks) * warm_up + len(trials) * fine_tune)
     bank.train(until=warm_up, progress=share)
     warm = bank.last if warm_up else torch.full((len(networks),), torch.nan)
-    branched = bank.branch({repr(arm): _bank_arm(arm, networks[0].task.size) for arm in arms})
+    branched = bank.branch({repr(arm): _bank_arm(arm, first) for arm in arms})
     branched.train(until=warm_up + fine_tune, progress=share)
-    table = _measured(branched, tasks)
+    table = {"accuracy": branched.last, "best": branched.best, "nonzeros": branched.nonzeros}
+    table |= bench.measures(branched)
     table["warm"] = warm.repeat_interleave(len(arms))
     place = {
         (network, arm): i * len(arms) + a
         for i, network in enumerate(networks)
         for a, arm in enumerate(arms)
     }
-    lost = set(branched.diverged)
+    lost, before = set(branched.diverged), bank.accuracy
     outcomes = []
     for trial in trials:
         row = place[trial.network(), trial.arm]
         measures = {name: float(column[row]) for name, column in table.items()}
         measures["diverged"] = float(row in lost)
-        arrays = _pictures(branched, row) if trial.pictures else {}
+        arrays = bench.arrays(branched, row, before[row // len(arms)]) if trial.pictures else {}
         outcomes.append(Outcome(trial, measures, 0.0, arrays))
     return outcomes
 
@@ -104,132 +124,57 @@ class _Share(quiet):
             self._tell(self._done / self._epochs)
 
 
-class _Tasks:
-    """Data sets by task and trial, made once and found again from the bank's side."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[Boolean, int], tuple[Data, Samples]] = {}
-        self.tests: dict[tuple[object, ...], tuple[Boolean, Samples]] = {}
-
-    def __call__(self, task: Boolean, number: int) -> Data:
-        if (task, number) not in self._made:
-            train, test = dnf_task(
-                task.clauses, task.size, train=task.train, test=task.test, seed=number,
-                negatives=task.negatives, others=task.others,
-            )  # fmt: skip
-            data = Data(train.x, train.y, test.x, test.y)
-            self._made[task, number] = data, test
-            self.tests[data.key()] = task, test
-        return self._made[task, number][0]
+def _bank_arm(arm: Arm, network: Trial) -> BankArm:
+    match arm.split:
+        case "dense":
+            return Dense()
+        case "dropconnect":
+            return DropConnect(arm.alpha)
+        case "dynamic":
+            return Dynamic(arm.alpha, every=arm.every, fraction=arm.fraction, grow=arm.grow)
+        case _:
+            return Expand(arm.alpha, _split(arm, network), moments=arm.moments)
 
 
-def _spec(trial: Trial, tasks: _Tasks) -> Spec:
-    return Spec(
-        [trial.task.literals, trial.neurons, 1],
-        tasks(trial.task, trial.number),
-        seed=trial.number,
-        recipe=trial.recipe,
-        embedding=trial.embedding,
-    )
-
-
-def _bank_arm(arm: Arm, size: int) -> BankArm:
-    if arm.split == "dense":
-        return Dense()
-    return Expand(arm.alpha, _split(arm, size), moments=arm.moments)
-
-
-def _split(arm: Arm, size: int) -> Split:
+def _split(arm: Arm, network: Trial) -> Split:
     if arm.split == "clause":
-        return _Clauses(size)
+        assert isinstance(network.task, Boolean)
+        return Clauses(network.task.size)
     return Gram(arm.clusters) if arm.split == "gram" else resolve_split(arm.split)
 
 
-class _Clauses(Blocks):
-    """The clause-aware split; where clauses are fewer than children, some get no input."""
-
-    def deal(self, weight: Tensor, alpha: int, draw: Draw) -> Tensor:
-        """Deal whole clauses."""
-        return super().deal(weight, min(alpha, weight.shape[-1] // self.size), draw)
+# --- behind a convolutional backbone
 
 
-# --- measures
+def _convolutional(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> list[Outcome]:
+    from fissile import vision
 
-_NAMES = (
-    "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions", "agreement",
-    "adjusted_rand", "coded",
-)  # fmt: skip
-
-
-def _measured(bank: Bank, tasks: _Tasks) -> dict[str, Tensor]:
-    table = {"accuracy": bank.last, "best": bank.best, "nonzeros": bank.nonzeros}
-    if any(member.spec.embedding for member in bank.members):
-        return table  # the features sit behind the embedding, not in the columns of W1
-    columns = bank.measure(lambda group: torch.stack(_interference(group, tasks), -1))
-    return table | dict(zip(_NAMES, columns.unbind(-1), strict=True))
-
-
-def _interference(group: Group, tasks: _Tasks) -> list[Tensor]:
-    """Measure networks of one shape, whose formulas have one shape too."""
-    bias, out = group.biases[group.first], group.weights[group.first + 1][..., 0, :]
-    assert bias is not None
-    clauses = tasks.tests[group.specs[0].data.key()][0].formula.groups
-    seeds = torch.tensor([spec.seed for spec in group.specs])
-    recovered = measure.recovery(group.w1, clauses, seeded(seeds))
-    absolute = measure.cosine(group.w1, absolute=True)
-    directed = (group.w1 != 0).any(-1).sum(-1).clamp(min=1)  # a neuron without weights has no angle
-    return [
-        measure.total_capacity(group.w1, clauses),
-        measure.cosine(group.w1),
-        absolute,
-        (1 + (directed - 1) * absolute) / directed,  # each neuron compared with itself too
-        _collisions(group, bias, tasks),
-        recovered.agreement,
-        recovered.adjusted_rand,
-        measure.coded_clauses(group.w1, bias, out, clauses),
-    ]
-
-
-def _collisions(group: Group, bias: Tensor, tasks: _Tasks) -> Tensor:
-    """Count collisions network by network: the test samples of all at once would not fit."""
-    found = []
-    for row, spec in enumerate(group.specs):
-        task, test = tasks.tests[spec.data.key()]
-        satisfied = task.formula.satisfied(test.bits)
-        found.append(measure.collisions(group.w1[row], bias[row], test.x, test.bits, satisfied))
-    return torch.stack(found)
-
-
-@torch.no_grad()
-def _pictures(bank: Bank, row: int) -> dict[str, Tensor]:
-    """Return the first layer of one network, NaN where a weight does not exist."""
-    layer = first_hidden(bank.take(row)[0])
-    weight = weight_of(layer).clone()
-    if isinstance(layer, SparseLinear):
-        weight[~layer.pattern()] = torch.nan
-    return {"w1": weight}
-
-
-# --- theory
-
-
-def _sampled(work: Sampling) -> dict[str, float]:
-    net = work.formula
-    seen = net.simulate(work.networks, seed=work.number)
-    measures = {
-        "coverage": net.coverage,
-        "coverage_bound": net.coverage_bound,
-        "coverage_approx": net.coverage_approx,
-        "coverage_simulated": seen.coverage,
-        "coverage_error": seen.coverage_error,
-        "collision_ratio": net.collision_ratio,
-        "collision_ratio_approx": net.collision_ratio_approx,
-        "collision_ratio_simulated": seen.collisions / net.collisions_dense,
-        "collision_ratio_error": seen.collisions_error / net.collisions_dense,
-    }
-    width = required_width(work.eps, work.literals, work.size, work.alpha)
-    return measures | {
-        "width": width.exact,
-        "width_bound": width.bound,
-        "width_approx": width.approx,
-    }
+    networks, arms = _grid(trials)
+    first = networks[0]
+    assert isinstance(first.task, Images)
+    specs = [vision.Network(first.task.projection, one.neurons, one.number) for one in networks]
+    held = load(first.task)
+    found = vision.train(
+        specs,
+        vision.Images(*map(torch.tensor, (held.x, held.y, held.x_test, held.y_test))),
+        {repr(arm): _bank_arm(arm, first) for arm in arms},
+        recipe=first.recipe,
+        warm_up=first.warm_up,
+        fine_tune=first.fine_tune,
+        device=device,
+        progress=on_steps,
+    )
+    outcomes = []
+    for trial in trials:
+        one = found[networks.index(trial.network())][repr(trial.arm)]
+        warm = one.accuracy[first.warm_up - 1] if first.warm_up else torch.nan
+        measures = {
+            "accuracy": one.accuracy[-1],
+            "best": max(one.accuracy),
+            "warm": warm,
+            "nonzeros": float(one.nonzeros),
+            "diverged": float(one.diverged),
+        }
+        arrays = {"curve": torch.tensor(one.accuracy)} if trial.pictures else {}
+        outcomes.append(Outcome(trial, measures, 0.0, arrays))
+    return outcomes

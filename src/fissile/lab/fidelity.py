@@ -21,7 +21,7 @@ from fissile.lab.stats import Summary, summary
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Published
-from fissile.lab.trial import Moments, Trial, changed
+from fissile.lab.trial import Boolean, Moments, Trial, changed
 
 __all__ = ["TARGETS", "Fit", "Reading", "best", "common", "compared", "unreached", "works"]
 
@@ -56,6 +56,7 @@ class Reading:
         new = changed(trial, changes)
         assert isinstance(new, Trial)
         if new.embedding is not None:
+            assert isinstance(new.task, Boolean)
             width = {"literals": new.task.literals, "clauses": new.task.clauses}.get(self.embedding)
             new = replace(new, embedding=width or int(self.embedding))
         if new.arm.split == "gram" and self.clusters != 4:
@@ -186,7 +187,8 @@ def _plan(scale: str) -> Iterator[tuple[Target, Reading, list[Trial]]]:
         ]
         for reading in target.readings(chosen.limits):
             # A smaller grid keeps its own number of samples: it is there to be quick.
-            kept = reading if chosen.base != "smoke" else replace(reading, train=base[0].task.train)
+            small = chosen.base == "smoke"
+            kept = replace(reading, train=base[0].task.samples) if small else reading
             yield target, reading, [replace(kept.trial(w), pictures=False) for w in base]
 
 

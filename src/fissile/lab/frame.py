@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["cells", "derived", "labelled", "paired", "pick", "table", "tidy"]
 
 #: What tells arms of one trial apart; all other columns describe the trial itself.
-ARM = ("arm", "split", "alpha", "clusters", "moments")
+ARM = ("arm", "split", "alpha", "clusters", "moments", "every", "fraction", "grow")
 #: Measures that figures show as a multiple of the dense network's.
 _FOLDED = ("capacity", "cosine", "absolute_cosine")
 
@@ -38,6 +38,14 @@ LABELS = {
     "neurons": "Hidden neurons before the split",
     "clauses": "Clauses",
     "literals": "Literals",
+    "classes": "Classes",
+    "depth": "Layers of weights",
+    "warm_up": "Epochs before the split",
+    "epoch": "Epoch",
+    "every": "Steps between moves",
+    "fraction": "Share of weights moved",
+    "nonzeros": "Non-zero weights",
+    "equivalent": "Weights of the dense network as good, as a multiple",
 }
 
 
@@ -120,7 +128,8 @@ def cells(frame: DataFrame, measure: str, along: Sequence[str]) -> DataFrame:
     for values, cell in frame.groupby(list(along), sort=True):
         for arm in dict.fromkeys(cell["arm"]):
             found = summary(cell.loc[cell["arm"] == arm, measure])
-            against = None if arm == "dense" else paired(cell, arm, "dense", _compared(measure))
+            alone = arm == "dense" or "dense" not in set(cell["arm"])
+            against = None if alone else paired(cell, arm, "dense", _compared(measure))
             rows.append(
                 {
                     **dict(zip(along, values, strict=True)),

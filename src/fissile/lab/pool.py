@@ -6,20 +6,25 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 
+from fissile.lab.trial import Images, Work
+
 __all__ = ["default_jobs", "pool"]
 
 
-def default_jobs(device: str) -> int:
+def default_jobs(device: str, works: Sequence[Work] = ()) -> int:
     """Return how many processes suit a device.
 
     On a GPU small networks wait for launches, compilations and measures, and one process leaves
-    the chip idle; on a processor a bank takes all cores by itself.
+    the chip idle; on a processor a bank takes all cores by itself, and convolutional networks fill
+    a GPU from one process, several at once.
     """
+    if any(isinstance(getattr(work, "task", None), Images) for work in works):
+        return 1
     return max(1, min(8, (os.cpu_count() or 1) // 2)) if device.startswith("cuda") else 1
 
 

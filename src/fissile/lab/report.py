@@ -17,28 +17,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import chain
-from math import hypot, isnan, nan
 from pathlib import Path
 from typing import Any
 
 import fissile
 from fissile.errors import FileError, FissileError, needs
 from fissile.lab import plots
-from fissile.lab.claims import Status
-from fissile.lab.frame import labelled, pick
+from fissile.lab.beside import FAR, MISSING, Table, table, table_rows
+from fissile.lab.frame import labelled
+from fissile.lab.markdown import SYMBOLS, claims_markdown, tables_markdown
 from fissile.lab.results import Results, latest, load
-from fissile.lab.stats import LEVEL, Summary, summary
+from fissile.lab.stats import LEVEL
 from fissile.lab.store import Store
 from fissile.lab.studies import find
-from fissile.lab.study import Heat, Lines, Matrices, Panel, Published, Regression
+from fissile.lab.study import (
+    Curves,
+    Equivalence,
+    Heat,
+    Lines,
+    Matrices,
+    Panel,
+    Regression,
+    Series,
+)
 from fissile.lab.trial import Sampling, Trial, Work
 
-__all__ = ["claims_markdown", "write"]
-
-#: A verdict must be told apart without colour, on paper and by those who see none.
-_SYMBOLS: dict[Status, str] = {"holds": "✓", "not significant": "○", "fails": "✗", "no data": "–"}
-_MISSING = "–"
-_FAR = 2.0  # combined spreads between our mean and the paper's before it is pointed out
+__all__ = ["write"]
 
 
 def write(store: Store, folder: Path, *, ids: Iterable[str] = (), scale: str | None = None) -> Path:
@@ -68,25 +72,6 @@ def write(store: Store, folder: Path, *, ids: Iterable[str] = (), scale: str | N
     return folder / "index.html"
 
 
-def claims_markdown(results: Iterable[Results]) -> str:
-    """Return the claims and their verdicts as a table for a README.
-
-    >>> print(claims_markdown(load(store, run) for run in latest(store)))
-    """
-    rows = [("study", "claim", "verdict", "numbers"), ("---",) * 4]
-    for one in results:
-        for claim, verdict in one.verdicts:
-            told = f"{_SYMBOLS[verdict.status]} {verdict.status}"
-            rows.append((one.study.id, claim.text, told, verdict.numbers))
-    return "".join(f"| {' | '.join(map(_markdown, row))} |\n" for row in rows)
-
-
-def _markdown(text: str) -> str:
-    for special, shown in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*")):
-        text = text.replace(special, shown)
-    return " ".join(text.split())
-
-
 # --- files
 
 
@@ -97,6 +82,10 @@ def _fill(folder: Path, found: Sequence[Results]) -> None:
     sections = [_section(results, folder) for results in found]
     _write_csv(folder / "claims.csv", _claim_rows(found))
     (folder / "claims.md").write_text(claims_markdown(found), encoding="utf-8", newline="\n")
+    for results in found:
+        if results.study.published:
+            path = folder / "tables" / f"{results.study.id}.md"
+            path.write_text(tables_markdown(results), encoding="utf-8", newline="\n")
     (folder / "index.html").write_text(_page(sections), encoding="utf-8", newline="\n")
 
 
@@ -126,6 +115,7 @@ def _claim_rows(found: Sequence[Results]) -> list[dict[str, object]]:
             "source": claim.source,
             "verdict": verdict.status,
             "numbers": verdict.numbers,
+            "features": one.foreign,
             "scale": one.run.scale,
             "trials": len(one.rows),
             "trials_asked": len(one.works),
@@ -133,123 +123,6 @@ def _claim_rows(found: Sequence[Results]) -> list[dict[str, object]]:
         for one in found
         for claim, verdict in one.verdicts
     ]
-
-
-# --- our numbers beside the paper's
-
-
-@dataclass(frozen=True)
-class _Beside:
-    """One number of the paper and what the trials came to."""
-
-    place: int
-    arm: str
-    ours: Summary
-    paper: float
-    spread: float  # NaN where the paper gives none
-    printed: str
-    digits: int
-
-    @property
-    def difference(self) -> float:
-        return self.ours.mean - self.paper
-
-    @property
-    def judged(self) -> bool:
-        """Tell whether both sides have a spread to judge the difference by."""
-        return not isnan(self.ours.error + self.spread)
-
-    @property
-    def far(self) -> bool:
-        """Tell whether the two lie apart; a spread that is missing is NaN, which says no."""
-        return abs(self.difference) > _FAR * hypot(self.ours.error, self.spread)
-
-    def texts(self) -> tuple[str, str, str]:
-        """Return ours, the paper's and the difference."""
-        if not self.ours.count:
-            return _MISSING, self.printed, _MISSING
-        ours = [_fixed(number, self.digits) for number in (self.ours.mean, self.ours.error)]
-        difference = f"{self.difference:+z.{self.digits}f}".replace("-", "−")
-        return _joined(ours), self.printed, difference
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A table of the paper with our numbers beside it."""
-
-    published: Published
-    cells: Sequence[_Beside]
-
-    @property
-    def rows(self) -> dict[int, list[_Beside | None]]:
-        """The cells by place along the axis, in the order of the arms."""
-        held = {(cell.place, cell.arm): cell for cell in self.cells}
-        arms = self.published.arms
-        return {place: [held.get((place, arm)) for arm in arms] for place in self.published.values}
-
-
-def _table(published: Published, results: Results) -> _Table:
-    digits = published.digits
-    values = {
-        (place, arm): value if isinstance(value, tuple) else (value, nan)
-        for place, row in published.values.items()
-        for arm, value in row.items()
-    }
-    means, spreads = zip(*values.values(), strict=True)
-    cells = []
-    for (place, arm), (paper, spread) in values.items():
-        printed = _printed(paper, means, digits), _printed(spread, spreads, digits)
-        ours = _ours(published, results, place, arm)
-        cells.append(_Beside(place, arm, ours, paper, spread, _joined(printed), digits))
-    return _Table(published, cells)
-
-
-def _ours(published: Published, results: Results, place: int, arm: str) -> Summary:
-    if not results.rows or published.measure not in results.frame:
-        return Summary(nan, nan, 0)
-    part = pick(results.frame, {**published.where, published.along: place}, [arm])
-    return summary(part[published.measure])
-
-
-def _table_rows(tables: Sequence[_Table]) -> list[dict[str, object]]:
-    """Return the tables for a file: all digits, and nothing where there is no number."""
-    return [
-        {
-            "table": table.published.table,
-            "measure": table.published.measure,
-            "along": table.published.along,
-            "place": cell.place,
-            "arm": cell.arm,
-            "trials": cell.ours.count,
-            "ours": _plain(cell.ours.mean),
-            "ours_error": _plain(cell.ours.error),
-            "paper": cell.paper,
-            "paper_spread": _plain(cell.spread),
-            "difference": _plain(cell.difference),
-            "far": cell.far,
-        }
-        for table in tables
-        for cell in table.cells
-    ]
-
-
-def _plain(number: float) -> float | str:
-    return "" if isnan(number) else number
-
-
-def _fixed(number: float, digits: int) -> str:
-    return "" if isnan(number) else f"{number:.{digits}f}"
-
-
-def _printed(number: float, column: Iterable[float], digits: int) -> str:
-    """Return a number as the paper has it: 2.740, where its neighbour is 2.907, and 15.00."""
-    alike = [one for one in column if len(f"{one:.0f}") == len(f"{number:.0f}")]
-    decimals = [len(f"{one:.10f}".rstrip("0").partition(".")[2]) for one in alike]
-    return _fixed(number, max(digits, *decimals))
-
-
-def _joined(mean_and_error: Sequence[str]) -> str:
-    return " ± ".join(filter(None, mean_and_error))
 
 
 # --- the page
@@ -271,7 +144,7 @@ class _Section:
 
     results: Results
     figure: _Figure | None
-    tables: Sequence[_Table]
+    tables: Sequence[Table]
 
     @property
     def done(self) -> str:
@@ -281,7 +154,7 @@ class _Section:
     def altered(self) -> bool:
         """Tell whether the run was asked for anything but what its scale has."""
         run, scale = self.results.run, self.results.study.scales[self.results.run.scale]
-        return bool(run.changes) or run.trials not in (None, scale.trials)
+        return bool(run.told) or run.trials not in (None, scale.trials)
 
     @property
     def diverged(self) -> int:
@@ -298,13 +171,14 @@ class _Section:
         """What was run: each setting here and at the scale of the paper."""
         paper = _settings(self.results.study.works("paper"))
         here = _settings(self.results.works)
-        return [(name, value, paper.get(name, _MISSING)) for name, value in here.items()]
+        return [(name, value, paper.get(name, MISSING)) for name, value in here.items()]
 
 
 def _section(results: Results, folder: Path) -> _Section:
-    tables = [_table(published, results) for published in results.study.published]
+    tables = [table(published, results) for published in results.study.published]
     if tables:
-        _write_csv(folder / "tables" / f"{results.study.id}.csv", _table_rows(tables))
+        rows = [{**row, "features": results.foreign} for row in table_rows(tables)]
+        _write_csv(folder / "tables" / f"{results.study.id}.csv", rows)
     return _Section(results, _figure(results, folder / "figures"), tables)
 
 
@@ -315,11 +189,13 @@ def _figure(results: Results, folder: Path) -> _Figure | None:
     it has an alternative text, and names inside two drawings cannot clash.
     """
     study = results.study
-    drawn = plots.draw(study, results.frame, results.pictures) if results.rows else None
+    if not results.rows:
+        return None
+    drawn = plots.draw(study, results.frame, results.pictures, results.note)
     if drawn is None:
         return None
     paths = plots.save(drawn, folder, study.id)
-    numbers = plots.numbers(study, results.frame)
+    numbers = plots.numbers(study, results.frame, results.pictures)
     if len(numbers):
         numbers.to_csv(folder / f"{study.id}.csv", index=False, lineterminator="\n")
     svg = next(path for path in paths if path.suffix == ".svg").read_bytes()
@@ -337,8 +213,12 @@ def _in_words(panel: Panel) -> str:
             text = f"{labelled(y)} against {labelled(x)} for {', '.join(arms)}"
         case Heat(measure=measure, arm=arm, down=down, across=across):
             text = f"{labelled(measure)} of {arm} by {labelled(down)} and {labelled(across)}"
-        case _:
-            text = f"{', '.join(map(labelled, panel.measures))} against {labelled(panel.along)}"
+        case Curves(arm=arm):
+            text = f"{labelled('accuracy')} over epochs, dense and {arm} split at several times"
+        case Equivalence(arm=arm):
+            text = f"{labelled('accuracy')} over weights, dense and {arm}"
+        case Series(measures=measures, along=along):
+            text = f"{', '.join(map(labelled, measures))} against {labelled(along)}"
     return f"{panel.title}: {text}" if panel.title else text
 
 
@@ -350,10 +230,7 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
     found: dict[str, list[Any]] = {
         "Cells of the grid": [len({replace(work.network(), number=0) for work in works})],
         "Trials of each cell": [len({work.number for work in works})],
-        "Training samples": [work.task.train for work in trained],
-        "Test samples": [work.task.test for work in trained],
-        "Near misses": [work.task.negatives for work in trained],
-        "Other false samples": [work.task.others for work in trained],
+        **_tasks(trained),
         "Width of the embedding": [work.embedding for work in trained if work.embedding],
         "Epochs before the split": [work.warm_up for work in trained],
         "Epochs after the split": [work.fine_tune for work in trained],
@@ -365,6 +242,15 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
         for name, values in found.items()
         if values
     }
+
+
+def _tasks(trained: Sequence[Trial]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for work in trained:
+        deep = {"Layers of weights": work.depth} if work.depth > 2 else {}
+        for name, value in {**work.task.described(), **deep}.items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def _page(sections: Sequence[_Section]) -> str:
@@ -384,10 +270,16 @@ def _page(sections: Sequence[_Section]) -> str:
         versions=sorted(versions),
         newest=max((row.finished for row in rows), default="")[:10],
         scales=list(dict.fromkeys(one.results.run.scale for one in sections)),
-        counts={status: found[status] for status in _SYMBOLS},
-        symbols=_SYMBOLS,
+        counts={status: found[status] for status in SYMBOLS},
+        differently=[
+            (one, claim, verdict)
+            for one in sections
+            for claim, verdict in one.results.verdicts
+            if verdict.status == "fails"
+        ],
+        symbols=SYMBOLS,
         level=LEVEL,
-        far=_FAR,
+        far=FAR,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from fissile.errors import FissileError
 from fissile.lab.claims import Claim, Verdict
 from fissile.lab.frame import table
+from fissile.lab.plots.data import after
 from fissile.lab.store import Provenance, Row, Run, Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Study
-from fissile.lab.trial import Trial, Work
+from fissile.lab.task import PAPERS_ENCODER
+from fissile.lab.trial import Features, Trial, Work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -64,13 +66,43 @@ class Results:
 
     @cached_property
     def pictures(self) -> dict[str, NDArray[Any]]:
-        """The first layers of trial 0 by arm, NaN where a weight does not exist."""
+        """What figures show of single networks, by arm.
+
+        The first layers of trial 0, NaN where a weight does not exist; or the accuracies in
+        percent (trials, epochs), also by the time of the split: ``"random-4 after 5"``.
+        """
         held = {row.key: row.arrays for row in self.rows}
-        return {
-            work.arm.name: np.asarray(held[work.key]["w1"])
-            for work in self.works
-            if isinstance(work, Trial) and work.number == 0 and "w1" in held.get(work.key, {})
-        }
+        found: dict[str, list[NDArray[Any]]] = {}
+        for work in self.works:
+            arrays = held.get(work.key, {})
+            if not isinstance(work, Trial):
+                continue
+            if "w1" in arrays and work.number == 0:
+                found[work.arm.name] = [np.asarray(arrays["w1"])]
+            if "curve" in arrays:
+                dense = work.arm.split == "dense"
+                name = work.arm.name if dense else after(work.arm.name, work.warm_up)
+                found.setdefault(name, []).append(100 * np.asarray(arrays["curve"]))
+        single = all(len(arrays) == 1 and arrays[0].ndim == 2 for arrays in found.values())
+        return {name: a[0] if single else np.stack(a) for name, a in found.items()}
+
+    @property
+    def foreign(self) -> str:
+        """Whose features these are, if they are not the paper's: to be said beside every number."""
+        encoder = next((str(row["encoder"]) for row in _described(self.works)), "none")
+        return "" if encoder in ("none", PAPERS_ENCODER) else encoder
+
+    @property
+    def note(self) -> str:
+        """What a figure must say of its features."""
+        return f"Features: {self.foreign}; the paper's are CLIP's." if self.foreign else ""
+
+
+def _described(works: Sequence[Work]) -> Iterator[dict[str, object]]:
+    """Yield the settings of trials on features."""
+    for work in works:
+        if isinstance(work, Trial) and isinstance(work.task, Features):
+            yield work.columns()
 
 
 def load(store: Store, run: Run) -> Results:

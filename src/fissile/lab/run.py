@@ -10,18 +10,21 @@ computed by :func:`fissile.lab.compute.compute`, which depends on nothing but it
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import ParamSpec, TypeVar
 
 from fissile.errors import FissileError
 from fissile.lab.compute import Outcome, compute
 from fissile.lab.store import Provenance, Store
-from fissile.lab.trial import Work
+from fissile.lab.trial import Images, Trial, Work
+from fissile.vision.train import SIDE_BY_SIDE
 
 __all__ = ["Here", "RunFailed", "Tally", "batches", "run"]
 
@@ -65,6 +68,7 @@ class Tally:
 
     found: int = 0  # trials that were stored already
     computed: int = 0
+    left: int = 0  # for want of time
     elsewhere: int = 0  # computed by another process meanwhile
     failed: dict[str, int] = field(default_factory=dict)  # trials by error message
 
@@ -73,6 +77,8 @@ class Tally:
         parts = [f"{self.computed:,} trials computed", f"{self.found:,} found in the store"]
         if self.elsewhere:
             parts.append(f"{self.elsewhere:,} computed by another process")
+        if self.left:
+            parts.append(f"{self.left:,} left for want of time")
         if self.failed:
             parts.append(f"{sum(self.failed.values()):,} failed")
         return ", ".join(parts)
@@ -105,6 +111,7 @@ def run(
     device: str = "cpu",
     in_flight: int = 1,
     every: float | None = None,
+    within: float | None = None,
     watcher: Watcher | None = None,
 ) -> Tally:
     """Compute the trials that the store does not hold, and store each batch as it is finished.
@@ -116,6 +123,7 @@ def run(
         device: where networks are trained.
         in_flight: batches given to the executor at once.
         every: estimated seconds of work on two cores after which results are stored.
+        within: seconds after which no batch is begun; first trials of all cells then come first.
         watcher: is told of the progress.
 
     Returns:
@@ -123,14 +131,17 @@ def run(
     """
     works, watcher, tally = list(dict.fromkeys(works)), watcher or Watcher(), Tally()
     missing = _missing(works, store)
+    if within is not None:
+        missing.sort(key=lambda work: work.number)
     tally.found = len(works) - len(missing)
     watcher.begin(len(missing), sum(work.cost for work in missing))
     # Only a batch in this process can tell how far it is; elsewhere it must stand alone.
     job = compute if executor else partial(compute, on_steps=watcher.within)
     runner = _Runner(store, executor or Here(), job, device, in_flight, watcher, tally)
+    runner.until = inf if within is None else time.monotonic() + within
     size = _BATCH["cuda" if device.startswith("cuda") else "cpu"] if every is None else every
     try:
-        runner.run(missing, size)
+        runner.run(missing, size, _side_by_side(missing, device, alone=executor is None))
     except BrokenExecutor as error:
         raise RunFailed(
             f"a process that computes was killed, perhaps for want of memory ({error}); what is "
@@ -142,6 +153,13 @@ def run(
         errors = "; ".join(f"{count} with: {text}" for text, count in tally.failed.items())
         raise RunFailed(f"{tally.text()} ({errors})")
     return tally
+
+
+def _side_by_side(works: Sequence[Work], device: str, *, alone: bool) -> int:
+    """Return how many networks a batch needs to keep a device busy, however long they take."""
+    if any(isinstance(work, Trial) and isinstance(work.task, Images) for work in works):
+        return SIDE_BY_SIDE if device.startswith("cuda") else 1
+    return (os.cpu_count() or 1) if device == "cpu" and alone else 1
 
 
 def _missing(works: Iterable[Work], store: Store) -> list[Work]:
@@ -166,14 +184,20 @@ class _Runner:
         self.provenance = Provenance.here(device)
         self.flying: Flying = {}
         self.pending: deque[list[Work]] = deque()
+        self.until = inf
 
-    def run(self, missing: Sequence[Work], size: float) -> None:
+    def run(self, missing: Sequence[Work], size: float, networks: int) -> None:
         """Go on until every trial is stored, by us or by another process, or has failed."""
-        cut = batches(missing, size)
-        if self.in_flight > 1:  # the longest first, or one of them ends alone
+        cut = batches(missing, size, networks)
+        if self.until < inf:  # the first trials of all studies first
+            cut.sort(key=lambda batch: max(work.number for work in batch))
+        elif self.in_flight > 1:  # the longest first, or one of them ends alone
             cut.sort(key=lambda batch: -sum(work.cost for work in batch))
         self.pending, taken = deque(cut), list[Work]()  # taken: another process is at it
         while self.pending or self.flying or taken:
+            if time.monotonic() > self.until:
+                self.tally.left += sum(map(len, self.pending)) + len(taken)
+                self.pending, taken = deque(), []
             while self.pending and len(self.flying) < self.in_flight:
                 self.watcher.start(sum(work.cost for work in self.pending[0]))
                 taken += self._start(self.pending.popleft())
@@ -182,7 +206,8 @@ class _Runner:
             elif taken and not self.pending:
                 self.watcher.idle(len(taken))
                 time.sleep(_POLL)
-                self.pending, taken = deque(batches(self._left(taken), size)), []
+                left = batches(self._left(taken), size, networks)
+                self.pending, taken = deque(left), []
 
     def _start(self, batch: list[Work]) -> list[Work]:
         """Submit what nobody else has stored or is computing; return what somebody is."""
@@ -236,30 +261,32 @@ def _surprise(error: BaseException) -> BaseException | None:
     return None if isinstance(error, FissileError) else error
 
 
-def batches(works: Sequence[Work], cost: float) -> list[list[Work]]:
+def batches(works: Sequence[Work], cost: float, networks: int = 1) -> list[list[Work]]:
     """Cut trials into batches of about so many estimated seconds, to be computed side by side.
 
     >>> batches(STUDIES["codes"].works("smoke"), cost=8.0)
 
-    The arms of a network stay together: they share its warm-up.
+    The arms of a network stay together: they share its warm-up. A batch has at least so many
+    networks, however long they take: on a processor, each keeps one core busy.
     """
-    networks: dict[Work, list[Work]] = {}
+    found: dict[Work, list[Work]] = {}
     for work in works:
-        networks.setdefault(work.network(), []).append(work)
+        found.setdefault(work.network(), []).append(work)
     alike: dict[object, list[list[Work]]] = {}
-    for network, arms in networks.items():
+    for network, arms in found.items():
         key = network.batch_key(), frozenset(getattr(work, "arm", None) for work in arms)
         alike.setdefault(key, []).append(arms)
-    return [batch for group in alike.values() for batch in _cut(group, cost)]
+    return [batch for group in alike.values() for batch in _cut(group, cost, networks)]
 
 
-def _cut(group: Sequence[list[Work]], cost: float) -> list[list[Work]]:
+def _cut(group: Sequence[list[Work]], cost: float, networks: int) -> list[list[Work]]:
     found: list[list[Work]] = [[]]
-    spent = 0.0
+    spent, count = 0.0, 0
     for arms in group:
-        if found[-1] and spent >= cost:
+        if found[-1] and spent >= cost and count >= networks:
             found.append([])
-            spent = 0.0
+            spent, count = 0.0, 0
         found[-1] += arms
         spent += sum(work.cost for work in arms)
+        count += 1
     return found

@@ -17,7 +17,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from fissile.errors import FissileError, needs
 
-__all__ = ["LEVEL", "Comparison", "Line", "Summary", "compare", "fold_change", "line", "summary"]
+__all__ = [
+    "LEVEL",
+    "Comparison",
+    "Line",
+    "Summary",
+    "compare",
+    "fold_change",
+    "interval",
+    "line",
+    "summary",
+]
 
 #: Below this a difference is called significant, as in the paper.
 LEVEL = 0.05
@@ -106,6 +116,20 @@ def _paired(differences: NDArray[np.float64]) -> Comparison:
     if _equal(differences):  # the t statistic would be 0 / 0 or infinite
         return Comparison(mean, _certain(mean, count), count)
     return Comparison(mean, float(_scipy().ttest_1samp(differences, 0.0).pvalue), count)
+
+
+def interval(differences: ArrayLike, level: float = 0.95) -> tuple[float, float]:
+    """Return where the mean of all trials' differences lies with so much confidence.
+
+    >>> interval([1.0, 1.2, 0.8])
+    (0.503..., 1.496...)
+    """
+    found = _finite(differences)
+    if len(found) < 2:
+        return nan, nan
+    half = _scipy().t.ppf((1 + level) / 2, len(found) - 1) * found.std(ddof=1) / sqrt(len(found))
+    mean = float(found.mean())
+    return mean - float(half), mean + float(half)
 
 
 def _equal(values: NDArray[np.float64]) -> bool:

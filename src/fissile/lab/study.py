@@ -16,6 +16,8 @@ from fissile.lab.trial import Arm, Sampling, Work, changed, settings
 
 __all__ = [
     "SCALES",
+    "Curves",
+    "Equivalence",
     "Heat",
     "Lines",
     "Matrices",
@@ -61,6 +63,7 @@ class Heat:
     measure: str
     arm: str
     title: str = ""
+    where: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,23 @@ class Series:
     log: bool = False
 
 
-Panel = Lines | Heat | Regression | Matrices | Series
+@dataclass(frozen=True)
+class Curves:
+    """How the test accuracy grew, epoch by epoch: dense, and an arm split at several times."""
+
+    arm: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Accuracy over weights; above each point of an arm, the dense network that is as good."""
+
+    arm: str
+    title: str = ""
+
+
+Panel = Lines | Heat | Regression | Matrices | Series | Curves | Equivalence
 
 
 @dataclass(frozen=True)
@@ -158,6 +177,11 @@ class Study:
             for work in self._arms_of(setting, number)
         ]
         return list(dict.fromkeys(found))
+
+    def data(self, scale: str, changes: Mapping[str, object] | None = None) -> str | None:
+        """Return the name of the data set that the study needs, if it needs one."""
+        work = self.works(scale, 1, changes)[0]
+        return None if isinstance(work, Sampling) else getattr(work.task, "data", None)
 
     @property
     def settings(self) -> set[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
-from fissile.data import Formula, Negatives, Others
 from fissile.errors import FissileError, whole
+from fissile.lab import cost
+from fissile.lab.task import Boolean, Features, Images, Task, one_of, task_from
 from fissile.theory import RandomSparse
 from fissile.train import Recipe
 
@@ -17,7 +18,11 @@ __all__ = [
     "REVISION",
     "Arm",
     "Boolean",
+    "Features",
+    "Grow",
+    "Images",
     "Sampling",
+    "Task",
     "Trial",
     "Work",
     "changed",
@@ -26,41 +31,11 @@ __all__ = [
 ]
 
 Moments = Literal["carry", "fresh"]
+Grow = Literal["random", "gradient"]
 #: Raised when the same trial would come to other numbers, so that stored ones are not mixed in.
 REVISION = 1
-
-
-@dataclass(frozen=True)
-class Boolean:
-    """The Boolean task; the paper leaves the numbers of samples and the negatives open.
-
-    >>> Boolean(clauses=8).literals
-    32
-    """
-
-    clauses: int = 8
-    size: int = 4
-    train: int = 10_000
-    test: int = 2_000
-    negatives: Negatives = "literal"
-    others: Others = "matched"
-
-    def __post_init__(self) -> None:
-        _ = self.formula  # which checks its own sizes
-        for name in ("train", "test"):
-            whole(name, getattr(self, name), least=2)
-        _one_of("negatives", self.negatives, Negatives)
-        _one_of("others", self.others, Others)
-
-    @property
-    def formula(self) -> Formula:
-        """The formula to learn."""
-        return Formula(self.clauses, self.size)
-
-    @property
-    def literals(self) -> int:
-        """How many inputs the network has."""
-        return self.clauses * self.size
+#: Of a field that trials did not always have: at its default, the key is what it was before.
+_LATER = {"later": True}
 
 
 @dataclass(frozen=True)
@@ -69,23 +44,50 @@ class Arm:
 
     >>> Arm("clause", 4).name
     'clause-4'
+
+    Three arms are no splits: ``overlapping``, whose children share inputs; ``dropconnect``, with a
+    fresh mask at every step; and ``dynamic``, a random split whose masks move: every so many steps
+    a fraction of the weights dies, and as many ``grow`` at random or where the gradient is large.
     """
 
     split: str = "dense"
     alpha: int = 1
     clusters: int | None = None
     moments: Moments = "carry"
+    every: int = field(default=100, metadata=_LATER)
+    fraction: float = field(default=0.1, metadata=_LATER)
+    grow: Grow = field(default="random", metadata=_LATER)
 
     def __post_init__(self) -> None:
         whole("alpha", self.alpha, least=1)
+        whole("every", self.every, least=1)
         if self.clusters is not None:
             whole("clusters", self.clusters, least=1)
-        _one_of("moments", self.moments, Moments)
+        one_of("moments", self.moments, get_args(Moments))
+        one_of("grow", self.grow, get_args(Grow))
+        if not 0 < self.fraction <= 1:
+            raise FissileError(f"fraction={self.fraction!r} is not a share between 0 and 1")
 
     @property
     def name(self) -> str:
         """What tables and figures call it."""
         return self.split if self.alpha == 1 else f"{self.split}-{self.alpha}"
+
+    def columns(self, *, moving: bool) -> dict[str, object]:
+        """Return the arm as columns of a table, how its masks move among them if asked for."""
+        found: dict[str, object] = {
+            "arm": self.name,
+            "split": self.split,
+            "alpha": self.alpha,
+            "clusters": self.clusters or 0,
+            "moments": self.moments,
+        }
+        if not moving:
+            return found
+        moves = self.every, self.fraction, self.grow
+        nothing = 0, 0.0, "none"
+        values = moves if self.split == "dynamic" else nothing
+        return found | dict(zip(("every", "fraction", "grow"), values, strict=True))
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,15 @@ class Trial:
     """One network of one arm: its task, its shape, how it is trained, and its number.
 
     >>> Trial(Boolean(clauses=8), neurons=8, arm=Arm("random", 2), number=3)
+    >>> Trial(Features("cifar100-clip"), neurons=12, depth=5, layer_norm=True)
 
     The number is the seed of the data, the weights, the batches and the split: the arms of a trial
-    share them all.
+    share them all. ``depth`` counts the layers of weights.
     """
 
     kind: ClassVar[str] = "network"
 
-    task: Boolean = field(default_factory=Boolean)
+    task: Task = field(default_factory=Boolean)
     neurons: int = 8
     embedding: int | None = None
     recipe: Recipe = field(default_factory=Recipe)
@@ -108,17 +111,25 @@ class Trial:
     fine_tune: int = 25
     arm: Arm = field(default_factory=Arm)
     number: int = 0
-    pictures: bool = False  # keep the first layer, to draw it
+    pictures: bool = False  # keep what is drawn: the first layer, or how the accuracy grew
+    depth: int = field(default=2, metadata=_LATER)
+    layer_norm: bool = field(default=False, metadata=_LATER)
 
     def __post_init__(self) -> None:
         for name in ("neurons", "fine_tune"):
             whole(name, getattr(self, name), least=1)
         for name in ("warm_up", "number"):
             whole(name, getattr(self, name), least=0)
+        whole("depth", self.depth, least=2)
         if self.embedding is not None:
             whole("embedding", self.embedding, least=1)
             if self.arm.split == "clause":
                 raise FissileError("behind an embedding there are no clauses to split by")
+        if self.arm.split == "clause" and not isinstance(self.task, Boolean):
+            raise FissileError("only the Boolean task has clauses to split by")
+        plain = self.depth == 2 and not self.layer_norm
+        if not plain and not isinstance(self.task, Features):
+            raise FissileError("depth and layer_norm are for classifiers of features alone")
 
     @property
     def key(self) -> str:
@@ -131,46 +142,37 @@ class Trial:
 
     def batch_key(self) -> tuple[object, ...]:
         """Return what trials must share to be trained side by side."""
-        return self.kind, self.warm_up, self.fine_tune, self.task.size, bool(self.embedding)
+        task = self.task.size if isinstance(self.task, Boolean) else self.task
+        return self.kind, self.warm_up, self.fine_tune, task, bool(self.embedding)
 
     @property
     def steps(self) -> int:
         """Count the training steps, the warm-up once for each arm."""
-        return (self.warm_up + self.fine_tune) * -(-self.task.train // self.recipe.batch)
+        return (self.warm_up + self.fine_tune) * -(-self.task.samples // self.recipe.batch)
 
     @property
     def cost(self) -> float:
-        """Estimate the seconds on two cores, fitted to a run of all Boolean studies.
+        """Estimate the seconds on two cores, as :mod:`fissile.lab.cost` has been fitted.
 
         The warm-up, which all arms share, counts for the dense one.
         """
-        first = self.embedding or self.task.literals
-        weights, behind = self.neurons * first, first * self.task.literals
-        step = 0.74e-6 + (3.9e-9 + 0.19e-9 * self.arm.alpha) * weights
-        step += 2.6e-9 * behind if self.embedding else 0.0
-        measures = 0.0 if self.embedding else 7e-4 + 8.8e-6 * self.task.literals * self.task.clauses
         epochs = self.fine_tune + (self.warm_up if self.arm.split == "dense" else 0)
-        return epochs * -(-self.task.train // self.recipe.batch) * step + measures
+        steps = epochs * -(-self.task.samples // self.recipe.batch)
+        return steps * cost.step(self) + cost.measures(self)
 
     def columns(self) -> dict[str, object]:
         """Return the trial as a row of a table: what it is, without what came of it."""
+        load = self.task.clauses if isinstance(self.task, Boolean) else self.task.outputs
         return {
-            "clauses": self.task.clauses,
-            "literals": self.task.literals,
+            **self.task.columns(),
             "neurons": self.neurons,
-            "load": self.task.clauses / self.neurons,
-            "embedding": self.embedding or 0,
-            "train": self.task.train,
-            "negatives": self.task.negatives,
-            "others": self.task.others,
+            "load": load / self.neurons,
+            **({"embedding": self.embedding or 0} if isinstance(self.task, Boolean) else {}),
+            **({"depth": self.depth} if isinstance(self.task, Features) else {}),
             "lr": self.recipe.lr,
             "warm_up": self.warm_up,
             "fine_tune": self.fine_tune,
-            "arm": self.arm.name,
-            "split": self.arm.split,
-            "alpha": self.arm.alpha,
-            "clusters": self.arm.clusters or 0,
-            "moments": self.arm.moments,
+            **self.arm.columns(moving=isinstance(self.task, Features)),
             "trial": self.number,
         }
 
@@ -230,15 +232,32 @@ class Sampling:
         }
 
 
+#: What a study decides for itself.
+_FIXED = {"number", "pictures", "split", "validation", "projection"}
+
 Work = Trial | Sampling
 _KINDS: dict[str, type[Trial] | type[Sampling]] = {one.kind: one for one in (Trial, Sampling)}
-_PARTS: dict[str, type[Any]] = {"task": Boolean, "recipe": Recipe, "arm": Arm}
+_PARTS: dict[str, Callable[..., Any]] = {
+    "task": lambda **spec: task_from(spec),
+    "recipe": Recipe,
+    "arm": Arm,
+}
 
 
 def _key(work: Work) -> str:
-    spec = {"revision": REVISION, "kind": work.kind, **asdict(work)}
+    spec = {"revision": REVISION, "kind": work.kind, **_spec(work)}
     text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _spec(part: Any) -> dict[str, Any]:
+    """Return a part of a trial as plain values, later fields only where they say something."""
+    found = {}
+    for one in fields(part):
+        value = getattr(part, one.name)
+        if not (one.metadata.get("later") and value == one.default):
+            found[one.name] = _spec(value) if is_dataclass(value) else value
+    return found
 
 
 def from_spec(kind: str, spec: dict[str, Any]) -> Work:
@@ -273,7 +292,8 @@ def _with(work: Work, name: str, value: object) -> Work:
 
 
 def _concerns(name: str, arm: Arm) -> bool:
-    return arm.split == "gram" if name == "clusters" else arm.split != "dense"
+    splits = {"clusters": "gram", "every": "dynamic", "fraction": "dynamic", "grow": "dynamic"}
+    return arm.split == splits[name] if name in splits else arm.split != "dense"
 
 
 def settings(work: Work) -> set[str]:
@@ -290,7 +310,7 @@ def _settings(part: Any) -> set[str]:
     """Return the names of what may be changed in a part of a trial."""
     if not is_dataclass(part):
         return set()
-    return {one.name for one in fields(part)} - _PARTS.keys() - {"number", "pictures", "split"}
+    return {one.name for one in fields(part)} - _PARTS.keys() - _FIXED
 
 
 def _typed(name: str, old: object, new: object) -> object:
@@ -299,13 +319,8 @@ def _typed(name: str, old: object, new: object) -> object:
         return float(new)
     optional = name in ("embedding", "clusters")
     wanted = int if optional else type(old)
-    if (isinstance(new, wanted) and not isinstance(new, bool)) or (optional and new is None):
+    is_bool = isinstance(new, bool)
+    if (isinstance(new, wanted) and is_bool == (wanted is bool)) or (optional and new is None):
         return new
-    kind = {str: "a word", int: "a whole number"}.get(wanted, "a number")
+    kind = {str: "a word", int: "a whole number", bool: "true or false"}.get(wanted, "a number")
     raise FissileError(f"{name}={new!r} is not {kind}")
-
-
-def _one_of(name: str, value: object, choices: Any) -> None:
-    if value not in get_args(choices):
-        known = " or ".join(repr(one) for one in get_args(choices))
-        raise FissileError(f"{name}={value!r} is not known; give {known}")

@@ -5,20 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
+from fissile.lab.equivalence import ratios
 from fissile.lab.frame import cells, pick
 from fissile.lab.stats import Line, line, summary
-from fissile.lab.study import Heat, Lines, Matrices, Panel, Regression, Series, Study
+from fissile.lab.study import (
+    Curves,
+    Equivalence,
+    Heat,
+    Lines,
+    Matrices,
+    Panel,
+    Regression,
+    Series,
+    Study,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["fit", "numbers", "points"]
+__all__ = ["Pictures", "after", "fit", "numbers", "points"]
 
+#: What figures show of single networks: first layers, or accuracies (trials, epochs).
+Pictures = Mapping[str, NDArray[Any]]
 _FIRST = ("panel", "title", "measure", "arm")
 _LAST = ("mean", "error", "count", "p", "slope", "intercept", "r2")
+_MULTIPLES = ("ratio", "low", "high")
 
 
-def points(panel: Panel, frame: DataFrame) -> DataFrame:
+def points(panel: Panel, frame: DataFrame, pictures: Pictures | None = None) -> DataFrame:
     """Return the cells that a panel shows, a row each; none where nothing has run yet.
 
     >>> points(Lines("neurons", "accuracy", ("dense",)), frame)  # neurons, arm, mean, error, ...
@@ -30,13 +46,54 @@ def points(panel: Panel, frame: DataFrame) -> DataFrame:
             return _lines(panel, panel.measure, frame)
         case Heat():
             axes = [panel.down, panel.across]
-            return _cells(frame, panel.measure, axes, [panel.arm])
+            return _cells(_where(panel, frame), panel.measure, axes, [panel.arm])
         case Regression():
             return _joined(panel, *(_lines(panel, name, frame) for name in (panel.x, panel.y)))
         case Series():
             return _series(panel, frame)
+        case Curves():
+            return _curves(panel, pictures or {})
+        case Equivalence():
+            return _equivalence(panel, frame)
         case Matrices():
             return pandas.DataFrame()
+
+
+def after(arm: str, epochs: int) -> str:
+    """Return the name of an arm that was split after so many epochs, among the pictures."""
+    return f"{arm} after {epochs}"
+
+
+def _curves(panel: Curves, pictures: Pictures) -> DataFrame:
+    """Return the accuracy after every epoch: of dense, and of the arm for each time of its split.
+
+    What comes before the split is dense training, and is left out.
+    """
+    import pandas
+
+    rows = []
+    for name, values in pictures.items():
+        arm, _, split = name.partition(" after ")
+        if arm in ("dense", panel.arm):
+            first = int(split or 0)
+            for epoch in range(first, values.shape[-1]):
+                found = summary(values[:, epoch])
+                rows.append((arm, first, epoch + 1, found.mean, found.error, found.count))
+    return pandas.DataFrame(rows, columns=["arm", "warm_up", "epoch", "mean", "error", "count"])
+
+
+def _equivalence(panel: Equivalence, frame: DataFrame) -> DataFrame:
+    """Return accuracy and weights of both arms, and the multiples of the expanded one."""
+    import pandas
+
+    wanted = {"arm", "neurons", "nonzeros", "accuracy", "trial"}
+    if not wanted <= set(frame.columns):
+        return pandas.DataFrame(columns=["arm", "neurons", "nonzeros", "mean", "error", "ratio"])
+    part = pick(frame, {}, ["dense", panel.arm])
+    table = cells(part, "accuracy", ["neurons"])
+    sizes = part.groupby(["neurons", "arm"])["nonzeros"].mean().rename("nonzeros").reset_index()
+    found = ratios(frame, panel.arm)[["neurons", "ratio", "low", "high"]].assign(arm=panel.arm)
+    return table.merge(sizes, on=["neurons", "arm"]).merge(found, on=["neurons", "arm"], how="left")
 
 
 def _joined(panel: Regression, across: DataFrame, up: DataFrame) -> DataFrame:
@@ -51,11 +108,12 @@ def fit(table: DataFrame, arm: str) -> Line:
 
 
 def _lines(panel: Lines | Regression, measure: str, frame: DataFrame) -> DataFrame:
-    if not set(panel.where) <= set(frame.columns):
-        frame = frame.iloc[:0]
-    else:
-        frame = pick(frame, panel.where)
-    return _cells(frame, measure, [panel.along], panel.arms)
+    return _cells(_where(panel, frame), measure, [panel.along], panel.arms)
+
+
+def _where(panel: Lines | Regression | Heat, frame: DataFrame) -> DataFrame:
+    known = set(panel.where) <= set(frame.columns)
+    return pick(frame, panel.where) if known else frame.iloc[:0]
 
 
 def _cells(frame: DataFrame, measure: str, along: Sequence[str], arms: Sequence[str]) -> DataFrame:
@@ -79,7 +137,7 @@ def _series(panel: Series, frame: DataFrame) -> DataFrame:
     return table[table["mean"].notna()]
 
 
-def numbers(study: Study, frame: DataFrame) -> DataFrame:
+def numbers(study: Study, frame: DataFrame, pictures: Pictures | None = None) -> DataFrame:
     """Return what the figure shows as one long table, a row for every point and every fit.
 
     >>> numbers(STUDIES["capacity"], frame).to_csv("capacity.csv", index=False)
@@ -94,15 +152,17 @@ def numbers(study: Study, frame: DataFrame) -> DataFrame:
         {"panel": f"{down}.{across}", "title": getattr(panel, "title", ""), **row}
         for down, panels in enumerate(study.figure, 1)
         for across, panel in enumerate(panels, 1)
-        for row in _rows(panel, frame)
+        for row in _rows(panel, frame, pictures)
     ]
-    settings = [n for n in dict.fromkeys(n for row in rows for n in row) if n not in _FIRST + _LAST]
-    table = pandas.DataFrame(rows, columns=[*_FIRST, *settings, *_LAST])
+    known = {*_FIRST, *_LAST, *_MULTIPLES}
+    settings = [n for n in dict.fromkeys(n for row in rows for n in row) if n not in known]
+    multiples = _MULTIPLES if any("ratio" in row for row in rows) else ()
+    table = pandas.DataFrame(rows, columns=[*_FIRST, *settings, *_LAST, *multiples])
     whole = table[[*settings, "count"]].convert_dtypes()  # 8, not 8.0, where others have none
     return table.assign(**{name: whole[name] for name in whole})
 
 
-def _rows(panel: Panel, frame: DataFrame) -> Iterator[dict[str, Any]]:
+def _rows(panel: Panel, frame: DataFrame, pictures: Pictures | None) -> Iterator[dict[str, Any]]:
     where: Mapping[str, object] = getattr(panel, "where", {})
     if isinstance(panel, Regression):
         both = {name: _lines(panel, name, frame) for name in (panel.x, panel.y)}
@@ -113,8 +173,9 @@ def _rows(panel: Panel, frame: DataFrame) -> Iterator[dict[str, Any]]:
         for arm in dict.fromkeys(table["arm"]):
             yield {**where, "arm": arm, **_fitted(panel, fit(table, arm))}
         return
-    for row in points(panel, frame).to_dict("records"):
-        yield {**where, "measure": getattr(panel, "measure", ""), **row}
+    measure = getattr(panel, "measure", "accuracy")
+    for row in points(panel, frame, pictures).to_dict("records"):
+        yield {**where, "measure": measure, **row}
 
 
 def _fitted(panel: Regression, found: Line) -> dict[str, Any]:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
-from fissile.lab.plots import curves
-from fissile.lab.plots.data import points
+from fissile.lab.plots import curves, growth
+from fissile.lab.plots.data import Pictures, points
 from fissile.lab.plots.heat import heats
 from fissile.lab.plots.legend import legend
 from fissile.lab.plots.matrices import matrices, pictured
 from fissile.lab.plots.style import COLUMN, FULL, LETTERS, alpha_of, named, styled, wrapped
-from fissile.lab.study import Heat, Lines, Matrices, Panel, Regression, Series, Study
+from fissile.lab.study import (
+    Curves,
+    Equivalence,
+    Heat,
+    Lines,
+    Matrices,
+    Panel,
+    Regression,
+    Series,
+    Study,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-Pictures = Mapping[str, NDArray[Any]]
 _HEIGHTS = {1: 2.3, 2: 1.9}  # inches of a row with so many panels; three and more need less
 _LEGEND = 0.35
 
@@ -38,7 +45,9 @@ class _Spot:
     axes: Axes
 
 
-def draw(study: Study, frame: DataFrame, pictures: Pictures | None = None) -> Figure | None:
+def draw(
+    study: Study, frame: DataFrame, pictures: Pictures | None = None, note: str = ""
+) -> Figure | None:
     """Return the figure of a study, or None where there is nothing to show yet.
 
     >>> draw(STUDIES["capacity"], frame)
@@ -47,10 +56,11 @@ def draw(study: Study, frame: DataFrame, pictures: Pictures | None = None) -> Fi
     Args:
         study: what to draw.
         frame: its trials, from :func:`fissile.lab.frame.table`.
-        pictures: the first layer of each arm, NaN where a weight does not exist.
+        pictures: the first layer of each arm, NaN where a weight does not exist; or accuracies.
+        note: what a reader of the figure alone must know, such as whose features these are.
     """
     pictures = pictures or {}
-    tables = [[points(panel, frame) for panel in row] for row in study.figure]
+    tables = [[points(panel, frame, pictures) for panel in row] for row in study.figure]
     drawable = [
         pictured(panel, pictures) if isinstance(panel, Matrices) else len(table)
         for panels, found in zip(study.figure, tables, strict=True)
@@ -59,13 +69,18 @@ def draw(study: Study, frame: DataFrame, pictures: Pictures | None = None) -> Fi
     if not any(drawable):
         return None
     with styled():
-        return _drawn(study.figure, tables, pictures)
+        return _drawn(study.figure, tables, pictures, note)
 
 
 def _drawn(
-    panels: Sequence[Sequence[Panel]], tables: Sequence[Sequence[DataFrame]], pictures: Pictures
+    panels: Sequence[Sequence[Panel]],
+    tables: Sequence[Sequence[DataFrame]],
+    pictures: Pictures,
+    note: str,
 ) -> Figure:
     figure, places = _laid_out(panels, pictures)
+    if note:
+        figure.suptitle(wrapped(note, 17 * figure.get_figwidth()), fontsize=7, style="italic")
     spots = []
     for row in zip(panels, tables, places, strict=True):
         found = []
@@ -127,6 +142,10 @@ def _draw_panel(spot: _Spot, letters: float) -> None:
         curves.regression(axes, panel, table)
     elif isinstance(panel, Series):
         curves.series(axes, panel, table)
+    elif isinstance(panel, Curves):
+        growth.grown(axes, table)
+    elif isinstance(panel, Equivalence):
+        growth.equivalence(axes, panel, table)
 
 
 def _level(row: Sequence[_Spot]) -> None:

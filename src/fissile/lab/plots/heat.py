@@ -33,17 +33,22 @@ def diverging() -> Colormap:
 
 def heats(warm: Sequence[tuple[Axes, Heat, DataFrame]]) -> None:
     """Draw heat-maps with one scale of colours, and one bar that explains it."""
+    from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    # Equal limits on both sides put zero at white, and one scale makes the maps comparable.
-    limit = max(float(table["mean"].abs().max()) for _, _, table in warm) or 1.0
-    scale = Normalize(-limit, limit)
+    values = np.concatenate([table["mean"].to_numpy(float) for _, _, table in warm])
+    if warm[0][1].measure == "improvement":
+        # Equal limits on both sides put zero at white, and one scale makes the maps comparable.
+        limit = float(np.abs(values).max()) or 1.0
+        scale, colours = Normalize(-limit, limit), diverging()
+    else:
+        scale, colours = Normalize(values.min(), values.max()), colormaps["Blues"]
     for axes, panel, table in warm:
-        _heat(axes, panel, table, scale)
+        _heat(axes, panel, table, scale, colours)
     every = [axes for axes, _, _ in warm]
     bar = every[0].figure.colorbar(
-        ScalarMappable(scale, diverging()),
+        ScalarMappable(scale, colours),
         ax=every,
         label=named(warm[0][1].measure),
         location="bottom",
@@ -53,10 +58,10 @@ def heats(warm: Sequence[tuple[Axes, Heat, DataFrame]]) -> None:
     bar.outline.set_visible(False)
 
 
-def _heat(axes: Axes, panel: Heat, table: DataFrame, scale: Normalize) -> None:
+def _heat(axes: Axes, panel: Heat, table: DataFrame, scale: Normalize, colours: Colormap) -> None:
     grid = table.pivot(index=panel.down, columns=panel.across, values="mean")
     axes.imshow(
-        grid.to_numpy(float), cmap=diverging(), norm=scale, origin="lower", aspect="auto",
+        grid.to_numpy(float), cmap=colours, norm=scale, origin="lower", aspect="auto",
         interpolation="nearest",
     )  # fmt: skip
     axes.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns])
@@ -70,7 +75,9 @@ def _heat(axes: Axes, panel: Heat, table: DataFrame, scale: Normalize) -> None:
         axes.set_ylabel(named(panel.down))
     for (row, column), value in np.ndenumerate(grid.to_numpy(float)):
         if np.isfinite(value):
-            ink = "white" if abs(scale(value) - 0.5) > 0.3 else "black"
+            # Dark cells are at both ends of a scale with a sign, and at one of the other.
+            red, green, blue, _ = colours(scale(value))
+            ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.45 else "white"
             axes.text(column, row, written(value), color=ink, ha="center", va="center", fontsize=7)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fissile.lab.plots.curves import starred
 from fissile.lab.plots.style import BASELINE, COLUMN, STAR, Look, alpha_of, look, role
 from fissile.lab.stats import LEVEL
-from fissile.lab.study import Lines, Panel, Regression, Series
+from fissile.lab.study import Curves, Equivalence, Lines, Panel, Regression, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +45,8 @@ def _dense(shown: Shown) -> Iterable[Line2D]:
     from matplotlib.lines import Line2D
 
     style = look("dense")
-    if any("dense" in set(table.get("arm", ())) for panel, table in shown if _of_arms(panel)):
+    with_dense = [table for panel, table in shown if _of_arms(panel) or isinstance(panel, Curves)]
+    if any("dense" in set(table.get("arm", ())) for table in with_dense):
         yield _handle(style)
     elif any(getattr(panel, "baseline", None) is not None and len(table) for panel, table in shown):
         yield Line2D([], [], label=style.label, **BASELINE)
@@ -66,7 +67,7 @@ def _arms(shown: Shown) -> list[Look]:
 
 
 def _of_arms(panel: Panel) -> bool:
-    return isinstance(panel, Lines | Regression)
+    return isinstance(panel, Lines | Regression | Equivalence)
 
 
 def _roles(shown: Shown) -> list[Line2D]:

@@ -33,6 +33,7 @@ LETTERS = 27
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _BLUE, _VERMILLION, _GREEN, _PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+_SKY = "#56B4E9"
 _INK = "#000000"
 
 _SETTINGS: dict[str, Any] = {
@@ -100,7 +101,21 @@ class Look:
         return self.points | {"linestyle": self.line}
 
 
-_SPLITS = {"clause": (_BLUE, "o"), "random": (_VERMILLION, "s"), "gram": (_GREEN, "^")}
+_SPLITS = {
+    "clause": (_BLUE, "o"),
+    "random": (_VERMILLION, "s"),
+    "gram": (_GREEN, "^"),
+    "2:4": (_BLUE, "P"),
+    "dynamic": (_SKY, "o"),
+    "overlapping": (_PURPLE, "v"),
+    "dropconnect": (_PURPLE, "X"),
+}
+_NAMES = {
+    "gram": "Gram split",
+    "dynamic": "moving masks",
+    "overlapping": "overlapping inputs",
+    "dropconnect": "DropConnect",
+}
 _LINES = {2: (0, (1, 1.4)), 4: "-"}
 _DENSE = Look("dense", _INK, "D", BASELINE["linestyle"], size=3.0)
 
@@ -122,10 +137,8 @@ def look(arm: str) -> Look:
         return _DENSE
     split, alpha = arm.rpartition("-")[0] or arm, alpha_of(arm)
     colour, marker = _SPLITS.get(split, (_PURPLE, "v"))
-    name = "Gram" if split == "gram" else split
-    return Look(
-        f"{name} split, α = {alpha}", colour, marker, _LINES.get(alpha, "-."), filled=alpha != 2
-    )
+    name = _NAMES.get(split, f"{split} split")
+    return Look(f"{name}, α = {alpha}", colour, marker, _LINES.get(alpha, "-."), filled=alpha != 2)
 
 
 def alpha_of(arm: str) -> int:

@@ -38,10 +38,13 @@ class Provenance:
 
 
 def _commit() -> str:
-    """Return the commit of the source tree, if this is one, marked if files were changed."""
+    """Return the commit of the source tree, if this is one, marked if files were changed.
+
+    A tree that was copied somewhere without its history has it in ``FISSILE_COMMIT``, or not.
+    """
     root = Path(fissile.__file__).resolve().parents[2]
     if not (root / ".git").exists():
-        return ""
+        return os.environ.get("FISSILE_COMMIT", "")
     git = ["git", "--no-optional-locks", f"--git-dir={root / '.git'}", f"--work-tree={root}"]
     asked = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

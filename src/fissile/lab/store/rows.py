@@ -50,6 +50,11 @@ class Run:
     command: str
     started: str = field(default_factory=_now)
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the user changed; which data set was found is not of that kind."""
+        return {name: value for name, value in self.changes.items() if name != "fingerprint"}
+
 
 def row_values(outcomes: Sequence[Outcome], provenance: Provenance) -> list[tuple[object, ...]]:
     """Return the columns of finished trials."""

@@ -7,8 +7,20 @@ from collections.abc import Iterable
 from fissile.errors import FissileError
 from fissile.lab.studies.circuits import CIRCUITS, CLUSTERED
 from fissile.lab.studies.codes import CODES
+from fissile.lab.studies.convolution import CNN_256, CNN_512
+from fissile.lab.studies.detail import COSINE_WIDTH, EQUIVALENCE, FEATURE_DEMAND, TIMING
 from fissile.lab.studies.embedding import EMBED_CLAUSES, EMBED_NEURONS
 from fissile.lab.studies.interference import CAPACITY, COSINE, INTERFERENCE
+from fissile.lab.studies.real import CIFAR100, CLINC150, FASHIONMNIST, IMAGENET100
+from fissile.lab.studies.sparsity import (
+    DEEP,
+    DROPCONNECT,
+    DYNAMIC,
+    DYNAMIC_SEARCH,
+    IMAGENET1K,
+    SINGLE_MASK,
+    STRUCTURED,
+)
 from fissile.lab.studies.superposition import SUPERPOSITION
 from fissile.lab.studies.theory import THEORY
 from fissile.lab.study import Study
@@ -29,6 +41,23 @@ STUDIES: dict[str, Study] = {
         EMBED_NEURONS,
         EMBED_CLAUSES,
         THEORY,
+        FASHIONMNIST,
+        CIFAR100,
+        IMAGENET100,
+        IMAGENET1K,
+        CLINC150,
+        CNN_256,
+        CNN_512,
+        EQUIVALENCE,
+        TIMING,
+        COSINE_WIDTH,
+        FEATURE_DEMAND,
+        DEEP,
+        STRUCTURED,
+        DYNAMIC_SEARCH,
+        DYNAMIC,
+        SINGLE_MASK,
+        DROPCONNECT,
     )
 }
 

@@ -1,0 +1,109 @@
+"""The Boolean task in the lab: its samples, its networks, and what is measured of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fissile import measure
+from fissile.bank import Bank, Data, Group, Spec
+from fissile.chain import first_hidden
+from fissile.data import Samples, dnf_task
+from fissile.draw import Draw, seeded
+from fissile.lab.task import Boolean
+from fissile.lab.trial import Trial
+from fissile.layers import SparseLinear, weight_of
+from fissile.split import Blocks
+
+__all__ = ["Clauses", "Formulas"]
+
+
+class Clauses(Blocks):
+    """The clause-aware split; where clauses are fewer than children, some get no input."""
+
+    def deal(self, weight: Tensor, alpha: int, draw: Draw) -> Tensor:
+        """Deal whole clauses."""
+        return super().deal(weight, min(alpha, weight.shape[-1] // self.size), draw)
+
+
+class Formulas:
+    """The networks of Boolean trials; data sets are made once for each task and number."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Boolean, int], tuple[Data, Samples]] = {}
+        self.tests: dict[tuple[object, ...], tuple[Boolean, Samples]] = {}
+
+    def spec(self, trial: Trial) -> Spec:
+        """Return a trial's network for the bank."""
+        assert isinstance(trial.task, Boolean)
+        return Spec(
+            [trial.task.literals, trial.neurons, 1],
+            self._data(trial.task, trial.number),
+            seed=trial.number,
+            recipe=trial.recipe,
+            embedding=trial.embedding,
+        )
+
+    def _data(self, task: Boolean, number: int) -> Data:
+        if (task, number) not in self._made:
+            train, test = dnf_task(
+                task.clauses, task.size, train=task.train, test=task.test, seed=number,
+                negatives=task.negatives, others=task.others,
+            )  # fmt: skip
+            data = Data(train.x, train.y, test.x, test.y)
+            self._made[task, number] = data, test
+            self.tests[data.key()] = task, test
+        return self._made[task, number][0]
+
+    def measures(self, bank: Bank) -> dict[str, Tensor]:
+        """Measure interference, where features are the columns of W1."""
+        if any(member.spec.embedding for member in bank.members):
+            return {}  # they sit behind the embedding
+        columns = bank.measure(lambda group: torch.stack(_interference(group, self), -1))
+        return dict(zip(_NAMES, columns.unbind(-1), strict=True))
+
+    @torch.no_grad()
+    def arrays(self, bank: Bank, row: int, before: Tensor) -> dict[str, Tensor]:
+        """Return the first layer of one network, NaN where a weight does not exist."""
+        layer = first_hidden(bank.take(row)[0])
+        weight = weight_of(layer).clone()
+        if isinstance(layer, SparseLinear):
+            weight[~layer.pattern()] = torch.nan
+        return {"w1": weight}
+
+
+_NAMES = (
+    "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions", "agreement",
+    "adjusted_rand", "coded",
+)  # fmt: skip
+
+
+def _interference(group: Group, formulas: Formulas) -> list[Tensor]:
+    """Measure networks of one shape, whose formulas have one shape too."""
+    bias, out = group.biases[group.first], group.weights[group.first + 1][..., 0, :]
+    assert bias is not None
+    clauses = formulas.tests[group.specs[0].data.key()][0].formula.groups
+    seeds = torch.tensor([spec.seed for spec in group.specs])
+    recovered = measure.recovery(group.w1, clauses, seeded(seeds))
+    absolute = measure.cosine(group.w1, absolute=True)
+    directed = (group.w1 != 0).any(-1).sum(-1).clamp(min=1)  # a neuron without weights has no angle
+    return [
+        measure.total_capacity(group.w1, clauses),
+        measure.cosine(group.w1),
+        absolute,
+        (1 + (directed - 1) * absolute) / directed,  # each neuron compared with itself too
+        _collisions(group, bias, formulas),
+        recovered.agreement,
+        recovered.adjusted_rand,
+        measure.coded_clauses(group.w1, bias, out, clauses),
+    ]
+
+
+def _collisions(group: Group, bias: Tensor, formulas: Formulas) -> Tensor:
+    """Count collisions network by network: the test samples of all at once would not fit."""
+    found = []
+    for row, spec in enumerate(group.specs):
+        task, test = formulas.tests[spec.data.key()]
+        satisfied = task.formula.satisfied(test.bits)
+        found.append(measure.collisions(group.w1[row], bias[row], test.x, test.bits, satisfied))
+    return torch.stack(found)

@@ -1,0 +1,159 @@
+"""Checks that compare arms, cell by cell and trial by trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan, nan
+from typing import TYPE_CHECKING
+
+from fissile.lab.claims.verdict import NOTHING, Verdict, p_text, plural
+from fissile.lab.frame import paired, pick
+from fissile.lab.stats import Comparison, interval
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["Alike", "Beats", "Often", "Together"]
+
+
+@dataclass(frozen=True)
+class Beats:
+    """One arm is better than another in every cell, each tested trial by trial.
+
+    >>> Beats("clause-4", "dense", along=("neurons",), where={"clauses": 8})
+
+    It holds if every cell is better with p < 0.05 (``spare`` cells excepted, where there are more
+    than twice as many), and fails if more cells than are spared are significantly worse. Anything
+    between is not significant.
+    """
+
+    arm: str
+    over: str = "dense"
+    measure: str = "accuracy"
+    along: Sequence[str] = ("neurons",)
+    where: Mapping[str, object] = field(default_factory=dict)
+    lower: bool = False
+    spare: int = 0
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        """Compare the arms in every cell."""
+        return Together((self,), self.spare)(frame)
+
+    def cells(self, frame: DataFrame) -> Iterator[tuple[str, Comparison]]:
+        """Compare the arms trial by trial in every cell that has both."""
+        for place, cell in self._cells(frame):
+            found = paired(cell, self.arm, self.over, self.measure)
+            if found is not None:
+                yield place, found
+
+    def _cells(self, frame: DataFrame) -> Iterator[tuple[str, DataFrame]]:
+        part = pick(frame, self.where, [self.arm, self.over])
+        if not len(part) or self.measure not in part:
+            return
+        for values, cell in part.groupby(list(self.along), sort=True):
+            named = zip(self.along, values, strict=True)
+            yield ", ".join(f"{name} = {value:g}" for name, value in named), cell
+
+    def gain(self, found: Comparison) -> float:
+        """Return how much better a cell is, the measure's direction considered."""
+        return -found.difference if self.lower else found.difference
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several comparisons that a sentence makes at once; ``spare`` counts over all of them."""
+
+    checks: tuple[Beats, ...]
+    spare: int = 0
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        """Compare the arms in every cell of every comparison."""
+        found = [
+            (check.gain(one), one, f"{place}, {check.arm}" if len(self.checks) > 1 else place)
+            for check in self.checks
+            for place, one in check.cells(frame)
+        ]
+        if not found:
+            return NOTHING
+        better = sum(gain > 0 and one.significant for gain, one, _ in found)
+        worse = sum(gain < 0 and one.significant for gain, one, _ in found)
+        gain, weakest, place = min(found, key=lambda one: _evidence(one[0], one[1].p))
+        up, down = ("lower", "higher") if self.checks[0].lower else ("higher", "lower")
+        numbers = (
+            f"{better} of {len(found)} {plural('cell', len(found))} significantly {up}, "
+            f"{worse} significantly {down}; weakest: {gain:+.3g} ({p_text(weakest.p)}) at {place}"
+        )
+        if worse > self.spare:
+            return Verdict("fails", numbers)
+        # A few cells that are mostly spared would prove nothing.
+        enough = better >= len(found) - self.spare and len(found) > 2 * self.spare
+        return Verdict("holds" if enough else "not significant", numbers)
+
+
+@dataclass(frozen=True)
+class Often(Beats):
+    """One arm is better than another in more than half of the cells.
+
+    It holds if more than half are significantly better. It fails if less than half are better at
+    all, and more are significantly worse than better.
+    """
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        """Count the cells."""
+        found = [(self.gain(one), one.significant) for _, one in self.cells(frame)]
+        if not found:
+            return NOTHING
+        higher = sum(gain > 0 for gain, _ in found)
+        better = sum(gain > 0 and sure for gain, sure in found)
+        worse = sum(gain < 0 and sure for gain, sure in found)
+        numbers = (
+            f"better in {higher} of {len(found)} cells, significantly in {better}; "
+            f"significantly worse in {worse}"
+        )
+        if 2 * higher < len(found) and worse > better:
+            return Verdict("fails", numbers)
+        return Verdict("holds" if 2 * better > len(found) else "not significant", numbers)
+
+
+@dataclass(frozen=True)
+class Alike(Beats):
+    """Two arms are level: in every cell they differ by no more than a margin.
+
+    >>> Alike("gram-4", "random-4", within=1.0)  # points of accuracy
+
+    It holds if the 95 % interval of every cell's difference lies within the margin, and fails if
+    some cell's lies outside it.
+    """
+
+    within: float = 1.0
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        """Look at the interval of every cell."""
+        found = [(place, *self._interval(cell)) for place, cell in self._cells(frame)]
+        found = [one for one in found if not isnan(one[1])]
+        if not found:
+            return NOTHING
+        place, low, high = max(found, key=lambda one: max(abs(one[1]), abs(one[2])))
+        numbers = (
+            f"the furthest apart at {place}: difference between {low:+.2f} and {high:+.2f} with "
+            f"95 % confidence, {len(found)} {plural('cell', len(found))}, margin {self.within:g}"
+        )
+        if any(low > self.within or high < -self.within for _, low, high in found):
+            return Verdict("fails", numbers)
+        level = all(-self.within <= low and high <= self.within for _, low, high in found)
+        return Verdict("holds" if level else "not significant", numbers)
+
+    def _interval(self, cell: DataFrame) -> tuple[float, float]:
+        sides = [
+            cell[cell["arm"] == name].set_index("trial")[self.measure].dropna()
+            for name in (self.arm, self.over)
+        ]
+        both = sides[0].index.intersection(sides[1].index)
+        # Two trials may agree by chance, and their interval would be a point.
+        return interval(sides[0][both] - sides[1][both]) if len(both) > 2 else (nan, nan)
+
+
+def _evidence(gain: float, p: float) -> float:
+    """Return how much a cell speaks for a claim, from -1 to 1."""
+    return 0.0 if isnan(p) else (1 - p) * (1 if gain > 0 else -1)

@@ -1,0 +1,76 @@
+"""Which larger dense network an expanded one is as good as, with an interval.
+
+The dense networks' accuracies are joined by straight lines over the logarithm of their weights;
+where that curve reaches an expanded network's accuracy, its weights are read off.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["ratios"]
+
+Array = NDArray[np.float64]
+_DRAWS = 2000
+
+
+def ratios(frame: DataFrame, arm: str) -> DataFrame:
+    """Return, for every width of an arm, the dense network's weights as a multiple of its own.
+
+    >>> ratios(frame, "random-4")  # columns neurons, nonzeros, accuracy, error, ratio, low, high
+
+    The interval holds 95 % of what comes out if trials are drawn again, with replacement. A width
+    that is better than every dense network has an infinite multiple.
+    """
+    import pandas
+
+    columns = ["neurons", "nonzeros", "accuracy", "error", "ratio", "low", "high"]
+    dense, split = (_by_trial(frame, name) for name in ("dense", arm))
+    if not len(dense) or not len(split):
+        return pandas.DataFrame(columns=columns)
+    trials = dense.index.intersection(split.index)
+    sizes = {name: _sizes(frame, name) for name in ("dense", arm)}
+    weights = np.array([sizes["dense"][width] for width in dense.columns])
+    picks = np.random.default_rng(0).integers(0, len(trials), (_DRAWS, len(trials)))
+    table = dense.loc[trials].to_numpy()
+    drawn = table[picks].mean(1)
+    rows = []
+    for width in split.columns:
+        own = split.loc[trials, width].to_numpy()
+        size = sizes[arm][width]
+        ratio = _weights_at(own.mean(), table.mean(0), weights) / size
+        several = [
+            _weights_at(goal, curve, weights) / size
+            for goal, curve in zip(own[picks].mean(1), drawn, strict=True)
+        ]
+        # Not interpolated between ranks, which infinite multiples would not survive.
+        low, high = np.percentile(several, [2.5, 97.5], method="nearest")
+        error = own.std(ddof=1) / np.sqrt(len(own)) if len(own) > 1 else np.nan
+        rows.append((width, size, own.mean(), error, ratio, low, high))
+    return pandas.DataFrame(rows, columns=columns)
+
+
+def _by_trial(frame: DataFrame, arm: str) -> DataFrame:
+    """Return the accuracies of an arm: a row for each trial, a column for each width."""
+    part = frame[frame["arm"] == arm]
+    return part.pivot(index="trial", columns="neurons", values="accuracy").dropna()
+
+
+def _sizes(frame: DataFrame, arm: str) -> dict[Any, float]:
+    return dict(frame[frame["arm"] == arm].groupby("neurons")["nonzeros"].mean())
+
+
+def _weights_at(goal: float, accuracy: Array, weights: Array) -> float:
+    """Return how many weights reach an accuracy; infinitely many if no dense network does."""
+    curve = np.maximum.accumulate(accuracy)  # noise may dip, more weights are not worse
+    if goal > curve[-1]:
+        return float("inf")
+    # Where the curve is flat, the smaller network counts: np.interp alone would take the larger.
+    first = np.concatenate([[True], np.diff(curve) > 0])
+    return float(np.exp(np.interp(goal, curve[first], np.log(weights[first]))))

@@ -1,0 +1,216 @@
+"""A closer look at CIFAR-100: equal dense networks, when to split, cosine, and feature demand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fissile.lab.claims import Beats, Claim, Equivalent, Flatter, Trend
+from fissile.lab.studies.common import DENSE, gram, names
+from fissile.lab.studies.real import CLIP, classifiers
+from fissile.lab.study import Curves, Equivalence, Heat, Lines, Published, Scale, Study
+from fissile.lab.trial import Arm, Features, Trial
+
+__all__ = ["COSINE_WIDTH", "EQUIVALENCE", "FEATURE_DEMAND", "TIMING"]
+
+# --- which dense network is as good
+
+_WIDTHS = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160)
+
+EQUIVALENCE = Study(
+    id="equivalence",
+    title="The dense network that is as good",
+    artefact="Figure 6a",
+    about="Accuracy over weights: for each expanded network, the larger dense network of the same "
+    "accuracy, by interpolation.",
+    arms=(DENSE, Arm("random", 4)),
+    scales={
+        "smoke": classifiers(2, (4, 8, 12), data=CLIP, epochs=1),
+        "quick": classifiers(3, (4, 6, 8, 12, 16), data=CLIP, epochs=5),
+        "paper": classifiers(10, _WIDTHS, data=CLIP),
+    },
+    figure=((Equivalence("random-4"),),),
+    claims=(
+        Claim(
+            "The expanded network is as good as a dense one with at least 1.2 times its weights.",
+            "Figure 6a",
+            Equivalent("random-4", least=1.2),
+        ),
+        Claim(
+            "Expanding 32 neurons is as good as 1.2 times the weights.",
+            "section 5.3",
+            Equivalent("random-4", least=1.2, at=32),
+        ),
+    ),
+)
+
+# --- when to split
+
+
+def _timed(trials: int, splits: Sequence[int], total: int) -> Scale:
+    cells = (
+        Trial(Features(CLIP), 8, warm_up=epoch, fine_tune=total - epoch, pictures=True)
+        for epoch in splits
+    )
+    return Scale(trials, tuple(cells))
+
+
+TIMING = Study(
+    id="timing",
+    title="When to split",
+    artefact="Figure 6b",
+    about="Eight neurons, fifty epochs in all; the split comes after so many of them.",
+    arms=(DENSE, Arm("random", 4)),
+    scales={
+        "smoke": _timed(2, (0, 1), 2),
+        "quick": _timed(3, (0, 1, 5, 10), 15),
+        "paper": _timed(10, (0, 1, 5, 10, 15, 20, 25, 30, 35, 40, 45), 50),
+    },
+    figure=(
+        (
+            Curves("random-4", "Test accuracy while training"),
+            Lines("warm_up", "accuracy", ("dense", "random-4"), stars=("random-4",)),
+        ),
+    ),
+    claims=(
+        Claim(
+            "The earlier the split, the better the final accuracy.",
+            "section 5.3",
+            Trend("accuracy", "random-4", "warm_up", rises=False),
+        ),
+        Claim(
+            "Later splits still beat the dense network under the same total budget.",
+            "section 5.3",
+            Beats("random-4", along=("warm_up",)),
+        ),
+    ),
+    differs=("The paper does not state alpha for this figure: it is 4.",),
+)
+
+# --- how alike neurons are
+
+_COSINE = (DENSE, Arm("random", 2), Arm("random", 4))
+
+COSINE_WIDTH = Study(
+    id="cosine-width",
+    title="Cosine similarity over widths",
+    artefact="Figure 6c",
+    about="Mean cosine similarity of all pairs of neurons, before and after random splits.",
+    arms=_COSINE,
+    scales={
+        "smoke": classifiers(2, (4, 8), data=CLIP, epochs=1),
+        "quick": classifiers(3, (4, 16, 64), data=CLIP, epochs=5),
+        "paper": classifiers(10, (4, 8, 16, 32, 64, 128), data=CLIP),
+    },
+    figure=(
+        (
+            Lines("neurons", "cosine", names(_COSINE), stars=names(_COSINE[1:])),
+            Lines("neurons", "absolute_cosine", names(_COSINE), stars=names(_COSINE[1:])),
+        ),
+    ),
+    claims=tuple(
+        Claim(
+            f"Random splits with alpha {alpha} have a lower mean {what} at every width.",
+            "Figure 6c",
+            Beats(f"random-{alpha}", measure=measure, lower=True),
+        )
+        for alpha in (2, 4)
+        for measure, what in (
+            ("cosine", "cosine similarity"),
+            ("absolute_cosine", "absolute cosine similarity"),
+        )
+    ),
+    differs=(
+        "The paper does not say whether signs count: both the mean cosine and the mean of its "
+        "magnitude are shown.",
+    ),
+)
+
+# --- more classes, more features
+
+_DEMAND = gram(4)
+_CLASSES, _NEURONS = (40, 60, 80, 100), (10, 15, 20, 25)
+
+
+def _demand(trials: int, classes: Sequence[int], neurons: Sequence[int], epochs: int) -> Scale:
+    cells = (
+        Trial(Features(CLIP, count), width, warm_up=epochs, fine_tune=epochs)
+        for count in classes
+        for width in neurons
+    )
+    return Scale(trials, tuple(cells))
+
+
+#: By arm and width, one number and its spread for each count of classes.
+_TABLE = {
+    "dense": {
+        10: ((76.92, 0.32), (71.43, 0.51), (68.10, 0.94), (62.87, 1.06)),
+        15: ((79.82, 0.30), (75.55, 0.87), (74.06, 0.47), (70.11, 0.31)),
+        20: ((81.44, 0.09), (78.99, 0.22), (76.32, 0.26), (73.48, 0.19)),
+        25: ((82.36, 0.18), (80.21, 0.10), (78.29, 0.15), (75.26, 0.20)),
+    },
+    "gram-4": {
+        10: ((77.81, 0.16), (74.53, 0.19), (72.20, 0.18), (68.68, 0.16)),
+        15: ((80.47, 0.14), (77.87, 0.21), (76.00, 0.24), (72.69, 0.13)),
+        20: ((81.84, 0.08), (79.75, 0.13), (77.50, 0.08), (74.80, 0.12)),
+        25: ((82.38, 0.11), (80.58, 0.09), (78.98, 0.09), (76.05, 0.09)),
+    },
+    "random-4": {
+        10: ((77.74, 0.15), (74.72, 0.20), (72.41, 0.15), (68.77, 0.20)),
+        15: ((80.47, 0.14), (77.86, 0.24), (75.89, 0.18), (72.64, 0.14)),
+        20: ((81.67, 0.09), (79.64, 0.12), (77.59, 0.14), (74.95, 0.12)),
+        25: ((82.51, 0.07), (80.72, 0.09), (78.91, 0.08), (76.19, 0.11)),
+    },
+}
+
+FEATURE_DEMAND = Study(
+    id="feature-demand",
+    title="More classes, more features",
+    artefact="Figure 6d and its table",
+    about="Nested subsets of the classes, and growing widths: does the gain follow the demand?",
+    arms=_DEMAND,
+    scales={
+        "smoke": _demand(2, (10, 20), (4, 8), 1),
+        "quick": _demand(3, (40, 100), (10, 25), 5),
+        "paper": _demand(10, _CLASSES, _NEURONS, 25),
+    },
+    figure=(
+        (
+            Heat("classes", "neurons", "improvement", "gram-4", title="Gram split"),
+            Heat("classes", "neurons", "improvement", "random-4", title="Random split"),
+        ),
+    ),
+    published=tuple(
+        Published(
+            f"{classes} classes: test accuracy in %",
+            "accuracy",
+            "neurons",
+            {
+                width: {arm: table[width][place] for arm, table in _TABLE.items()}
+                for width in _NEURONS
+            },
+            where={"classes": classes},
+            digits=2,
+        )
+        for place, classes in enumerate(_CLASSES)
+    ),
+    claims=(
+        *(
+            Claim(
+                f"With {width} neurons, more classes yield more improvement.",
+                "section 5.3",
+                Trend("improvement", "random-4", "classes", where={"neurons": width}),
+            )
+            for width in _NEURONS
+        ),
+        Claim(
+            "Where classes grow with the width, the gain falls more slowly than where they do not.",
+            "Figure 6d",
+            Flatter(
+                "improvement", "random-4", "neurons", where={"load": 4.0}, than={"classes": 40}
+            ),
+        ),
+    ),
+    differs=(
+        "Which classes are in which subset, the paper does not say: ours are drawn by a seed.",
+    ),
+)

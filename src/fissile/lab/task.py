@@ -1,0 +1,216 @@
+"""What a trial's network has to learn: a Boolean formula, a data set's features, or its images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from fissile.data import Formula, Negatives, Others
+from fissile.data.entries import ENTRIES, Entry
+from fissile.errors import FissileError, whole
+
+__all__ = [
+    "HELD_OUT",
+    "PAPERS_ENCODER",
+    "Boolean",
+    "Features",
+    "Images",
+    "Task",
+    "one_of",
+    "task_from",
+]
+
+#: What made the features of the paper's CIFAR-100 and ImageNet.
+PAPERS_ENCODER = "CLIP ViT-B/16"
+#: The share of the training set that stands in for the test set while settings are searched.
+HELD_OUT = 0.1
+
+
+@dataclass(frozen=True)
+class Boolean:
+    """The Boolean task; the paper leaves the numbers of samples and the negatives open.
+
+    >>> Boolean(clauses=8).literals
+    32
+    """
+
+    clauses: int = 8
+    size: int = 4
+    train: int = 10_000
+    test: int = 2_000
+    negatives: Negatives = "literal"
+    others: Others = "matched"
+
+    def __post_init__(self) -> None:
+        _ = self.formula  # which checks its own sizes
+        for name in ("train", "test"):
+            whole(name, getattr(self, name), least=2)
+        one_of("negatives", self.negatives, get_args(Negatives))
+        one_of("others", self.others, get_args(Others))
+
+    @property
+    def formula(self) -> Formula:
+        """The formula to learn."""
+        return Formula(self.clauses, self.size)
+
+    @property
+    def literals(self) -> int:
+        """How many inputs the network has."""
+        return self.clauses * self.size
+
+    @property
+    def samples(self) -> int:
+        """How many samples an epoch has."""
+        return self.train
+
+    def columns(self) -> dict[str, object]:
+        """Return the task as columns of a table."""
+        return {
+            "clauses": self.clauses,
+            "literals": self.literals,
+            "train": self.train,
+            "negatives": self.negatives,
+            "others": self.others,
+        }
+
+    def described(self) -> dict[str, object]:
+        """Return what a report tells of the task."""
+        return {
+            "Training samples": self.train,
+            "Test samples": self.test,
+            "Near misses": self.negatives,
+            "Other false samples": self.others,
+        }
+
+
+@dataclass(frozen=True)
+class Features:
+    """A data set of the catalogue, each sample a row of numbers.
+
+    >>> Features("cifar100-clip", classes=40).entry.encoder
+    'CLIP ViT-B/16'
+
+    Args:
+        data: its name in the catalogue.
+        classes: keep so many classes, of nested subsets; 0 keeps all.
+        validation: test on a part of the training set, and never see the test set.
+        fingerprint: of the arrays that were found; results on other arrays are other results.
+    """
+
+    data: str = "fashionmnist"
+    classes: int = 0
+    validation: bool = False
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        whole("classes", self.classes, least=0)
+        if self.classes > self.entry.classes or self.classes == 1:
+            raise FissileError(
+                f"{self.data} has {self.entry.classes} classes; classes={self.classes} cannot be "
+                "chosen from them"
+            )
+
+    @property
+    def entry(self) -> Entry:
+        """What the catalogue knows of the data set."""
+        return _known(self.data)
+
+    @property
+    def outputs(self) -> int:
+        """How many classes there are to tell apart."""
+        return self.classes or self.entry.classes
+
+    @property
+    def samples(self) -> int:
+        """How many samples an epoch has, about, if only some classes are kept."""
+        kept = 1 - HELD_OUT if self.validation else 1.0
+        return max(1, round(kept * _samples(self.entry) * self.outputs / self.entry.classes))
+
+    def columns(self) -> dict[str, object]:
+        """Return the task as columns of a table."""
+        return {
+            "data": self.data,
+            "encoder": self.entry.encoder or "none",
+            "classes": self.outputs,
+            "validation": self.validation,
+        }
+
+    def described(self) -> dict[str, object]:
+        """Return what a report tells of the task."""
+        tested = "held-out training samples" if self.validation else "the test set"
+        return {
+            "Data": self.data,
+            "Features": self.entry.encoder or "none: the pixels",
+            "Classes": self.outputs,
+            "Tested on": tested,
+        }
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of the catalogue, seen through a convolutional backbone that learns with the head.
+
+    >>> Images("cifar100", projection=512)
+    """
+
+    data: str = "cifar100"
+    projection: int = 256
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        whole("projection", self.projection, least=1)
+        _ = self.entry
+
+    @property
+    def entry(self) -> Entry:
+        """What the catalogue knows of the data set."""
+        return _known(self.data, axes=3)
+
+    @property
+    def outputs(self) -> int:
+        """How many classes there are to tell apart."""
+        return self.entry.classes
+
+    @property
+    def samples(self) -> int:
+        """How many samples an epoch has."""
+        return _samples(self.entry)
+
+    def columns(self) -> dict[str, object]:
+        """Return the task as columns of a table."""
+        return {"data": self.data, "projection": self.projection}
+
+    def described(self) -> dict[str, object]:
+        """Return what a report tells of the task."""
+        return {"Data": self.data, "Projection": self.projection}
+
+
+Task = Boolean | Features | Images
+
+
+def _samples(entry: Entry) -> int:
+    """Return how many samples a set is trained on; of one that users make, a guess."""
+    return entry.train or 1_280 * entry.classes
+
+
+def _known(name: str, axes: int = 0) -> Entry:
+    """Return a data set of the catalogue, if its samples are numbers along so many axes."""
+    usable = [one for one in ENTRIES.values() if one.read or one.make]
+    fit = [one.name for one in usable if axes in (0, len(one.shape))]
+    if name not in fit:
+        raise FissileError(f"data={name!r} cannot be used here; give one of {', '.join(fit)}")
+    return ENTRIES[name]
+
+
+def task_from(spec: dict[str, Any]) -> Task:
+    """Build a task from its stored form."""
+    if "clauses" in spec:
+        return Boolean(**spec)
+    return Images(**spec) if "projection" in spec else Features(**spec)
+
+
+def one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Refuse a word that is not one of those known."""
+    if value not in choices:
+        known = " or ".join(repr(one) for one in choices)
+        raise FissileError(f"{name}={value!r} is not known; give {known}")
