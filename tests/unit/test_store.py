@@ -206,3 +206,26 @@ def test_a_processor_without_a_model(monkeypatch):
         monkeypatch.setattr("platform.processor", lambda name=name: name)
         monkeypatch.setattr("platform.machine", lambda: "riscv")
         assert Provenance.here("cpu").device.startswith(f"{expected}, ")
+
+
+def test_a_store_takes_what_another_has_finished(tmp_path):
+    ours, theirs = outcome(0), [outcome(0), outcome(1)]
+    with Store(tmp_path / "here") as here, Store(tmp_path / "there") as there:
+        here.add([ours], HERE)
+        there.add([replace(theirs[0], seconds=99.0), theirs[1]], HERE)
+        there.note_run(Run("capacity", "smoke", None, {}, "fissile run capacity"))
+        assert here.take(there) == 1
+        assert here.take(there) == 0
+        assert here.count() == 2
+        rows = {row.key: row for row in here.rows([one.work.key for one in theirs])}
+        assert rows[ours.work.key].seconds == ours.seconds  # the first result stays
+        assert [run.study for run in here.runs()] == ["capacity"]
+
+
+def test_nothing_is_taken_from_a_damaged_store(tmp_path):
+    with Store(tmp_path / "here") as here, Store(tmp_path / "there") as there:
+        there.add([outcome(0), outcome(1)], HERE)
+        there._db.execute("UPDATE trials SET measures = '{' WHERE rowid = 2")
+        with pytest.raises(FileError, match="damaged"):
+            here.take(there)
+        assert here.count() == 0

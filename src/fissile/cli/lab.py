@@ -145,6 +145,16 @@ def run(
             _print_status([load(store, one) for one in runs])
 
 
+@app.command(epilog="Example: fissile take from-the-cluster --out fissile-lab")
+def take(
+    other: Annotated[Path, typer.Argument(help="The folder of another store.")], out: Out = _OUT
+) -> None:
+    """Take over what another store has finished, such as one that was filled elsewhere."""
+    with _store(other, create=False) as theirs, _store(out) as store:
+        new = store.take(theirs)
+        typer.echo(f"{new:,} trials are new; {out} holds {store.count():,}.")
+
+
 @app.command(epilog="Example: fissile status --out fissile-lab")
 def status(out: Out = _OUT) -> None:
     """Show every run of the store: how far it is, and what became of its claims."""

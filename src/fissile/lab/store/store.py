@@ -90,6 +90,24 @@ class Store:
             self._flight.drop(key)
             self._mine.remove(key)
 
+    def take(self, other: Store) -> int:
+        """Add what another store has finished and was asked for; return how many trials are new.
+
+        >>> Store("here").take(Store("from-the-cluster", create=False))
+
+        Where both have a trial, the result here stays.
+        """
+        before = self.count()
+        rows = other._query("SELECT * FROM trials")
+        for values in rows:
+            row_of(other._file, values)  # which refuses what is damaged, before anything is added
+        with self._transaction() as db:
+            insert = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+            db.executemany(insert, rows)
+        for run in reversed(other.runs()):
+            self.note_run(run)
+        return self.count() - before
+
     def note_run(self, run: Run) -> None:
         """Remember what was asked for; the same request is kept once, with its newest start."""
         upsert = (
