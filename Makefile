@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test lint results bench-bank bench-studies clean
+.PHONY: demo test lint results bench-bank bench-cnn bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -21,17 +21,36 @@ lint: .venv/test.stamp
 bench-bank: .venv/bench.stamp
 	$(BIN)/python benchmarks/bank.py
 
+# The paper's CNN against loops a user would write (a minute, needs a GPU).
+bench-cnn: .venv/demo.stamp
+	$(BIN)/python benchmarks/cnn.py
+
+# Features of ImageNet's size, mapped from a file against held in memory (some minutes).
+bench-stream: .venv/demo.stamp
+	$(BIN)/python benchmarks/stream.py
+
 # All Boolean studies at the paper's scale against what a loop would take (some minutes).
 bench-studies: .venv/demo.stamp
 	$(BIN)/python benchmarks/studies.py
 
-# Everything under results/, from nothing or from what the store in fissile-lab holds.
+# Everything under results/, from nothing or from what the store in fissile-lab holds: the Boolean
+# half, and what there is data for. FEATURES stand in for CLIP's, and are named beside every number.
+# CNNs need a GPU: make results DEVICE=cuda
+FEATURES ?= cifar100-efficientnet-lite2
+DEVICE ?= cpu
+MADE := codes superposition interference capacity cosine circuits clustered embed-neurons \
+  embed-clauses theory
+ON_FEATURES := cifar100 equivalence timing cosine-width feature-demand structured dynamic-search \
+  dynamic single-mask dropconnect deep
 results: .venv/demo.stamp
-	$(BIN)/fissile run all --scale paper
+	$(BIN)/fissile run $(MADE) fashionmnist clinc150 --scale paper --device $(DEVICE)
+	$(BIN)/fissile run $(ON_FEATURES) --scale paper --device $(DEVICE) --set data=$(FEATURES)
+	[ $(DEVICE) = cpu ] || $(BIN)/fissile run cnn-256 cnn-512 --scale paper --trials 3 --device $(DEVICE)
 	$(BIN)/fissile report --scale paper --to results
 	mkdir -p results/tidy
 	for id in $$(sed 1d results/claims.csv | cut -d, -f1 | sort -u); do \
 	  $(BIN)/fissile results $$id --scale paper --format parquet --to results/tidy/$$id.parquet; done
+	$(BIN)/python docs/include.py
 
 clean:
 	rm -rf .venv fissile-demo

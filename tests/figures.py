@@ -9,9 +9,8 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from fissile.lab.frame import table
+from fissile.lab.frame import after, table
 from fissile.lab.plots import draw
-from fissile.lab.plots.data import after
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Study
 from fissile.lab.trial import Sampling, Work

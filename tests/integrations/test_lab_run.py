@@ -189,6 +189,33 @@ def test_a_run_that_may_not_take_longer_has_the_first_trials_of_all_cells(tmp_pa
         assert run(works, store) == Tally(found=4, computed=2)
 
 
+class Impatient(Watcher):
+    """Presses Ctrl-C once something is stored."""
+
+    def __init__(self, store):
+        self.store = store
+
+    def within(self, share):
+        if self.store.count():
+            raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_a_convolutional_network_is_stored_before_its_batch_is_done(tmp_path):
+    works = STUDIES["cnn-256"].works("smoke", changes={"data": "generated-images"})
+    with Store(tmp_path / "whole") as store:
+        run(works, store)
+        whole = {row.key: row.measures for row in store.rows([work.key for work in works])}
+    with Store(tmp_path / "parts") as store:
+        with pytest.raises(KeyboardInterrupt):
+            run(works, store, watcher=Impatient(store))
+        assert 1 <= store.count() < len(works)
+        tally = run(works, store)
+        assert tally.found >= 1
+        assert tally.found + tally.computed == len(works)
+        assert {r.key: r.measures for r in store.rows([w.key for w in works])} == whole
+
+
 def test_an_arm_added_later_goes_on_from_the_same_warm_up(tmp_path):
     pair = [tiny(), tiny(arm=Arm("random", 2))]
     with Store(tmp_path / "together") as store:

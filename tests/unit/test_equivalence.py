@@ -50,8 +50,17 @@ def test_the_interval_covers_the_truth_and_shrinks_with_trials():
 def test_a_dip_in_the_dense_curve_does_not_break_it():
     frame = table(1.5)
     frame.loc[(frame["arm"] == "dense") & (frame["neurons"] == 16), "accuracy"] -= 25
-    found = ratios(frame, "random-4")
-    assert (found["ratio"] > 0).all()
+    found = ratios(frame, "random-4").set_index("neurons")["ratio"]
+    assert found[4] == pytest.approx(1.5)
+    # Sixteen are now worse than eight: what eight expanded ones reach, only more than sixteen do.
+    assert 2 < found[8] < 4
+
+
+def test_the_smallest_dense_network_that_is_as_good_counts():
+    frame = table(1.0)
+    frame.loc[(frame["arm"] == "dense") & (frame["neurons"] == 8), "accuracy"] += 50
+    found = ratios(frame, "random-4").set_index("neurons")["ratio"]
+    assert found[16] < 0.5  # eight are better than sixteen
 
 
 def test_nothing_to_compare_is_an_empty_table():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -21,9 +22,13 @@ from fissile.lab.task import Boolean, Images
 from fissile.lab.trial import Arm, Sampling, Trial, Work
 from fissile.split import Gram, Split, resolve_split
 
+if TYPE_CHECKING:
+    from fissile.vision import Trained
+
 __all__ = ["Outcome", "compute"]
 
 OnSteps = Callable[[float], None]
+OnOutcome = Callable[["Outcome"], None]
 
 
 @dataclass(frozen=True)
@@ -37,21 +42,25 @@ class Outcome:
 
 
 def compute(
-    works: Sequence[Work], device: str = "cpu", on_steps: OnSteps | None = None
+    works: Sequence[Work],
+    device: str = "cpu",
+    on_steps: OnSteps | None = None,
+    on_outcome: OnOutcome | None = None,
 ) -> list[Outcome]:
     """Run trials that can go side by side (see ``batch_key``) and return what each came to.
 
     >>> compute([Trial(warm_up=1, fine_tune=1)])[0].measures["accuracy"]
 
     It depends on nothing but its arguments and the data sets they name, so any executor may run it
-    anywhere. ``on_steps`` is told the share of the training that is done.
+    anywhere. ``on_steps`` is told the share of the training that is done, ``on_outcome`` what is
+    finished before the rest: a convolutional network takes long enough to be kept at once.
     """
     begin = time.perf_counter()
     trials = [work for work in works if isinstance(work, Trial)]
     if not trials:
         found = [Outcome(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)]
     elif isinstance(trials[0].task, Images):
-        found = _convolutional(trials, device, on_steps)
+        found = _convolutional(trials, device, on_steps, on_outcome)
     else:
         found = _on_bank(trials, device, on_steps)
     # Side by side, nobody has seconds of their own: the time is shared out by estimated cost.
@@ -146,16 +155,32 @@ def _split(arm: Arm, network: Trial) -> Split:
 # --- behind a convolutional backbone
 
 
-def _convolutional(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> list[Outcome]:
+def _convolutional(
+    trials: Sequence[Trial],
+    device: str,
+    on_steps: OnSteps | None,
+    on_outcome: OnOutcome | None,
+) -> list[Outcome]:
     from fissile import vision
 
     networks, arms = _grid(trials)
-    first = networks[0]
-    assert isinstance(first.task, Images)
-    specs = [vision.Network(first.task.projection, one.neurons, one.number) for one in networks]
-    held = load(first.task)
-    found = vision.train(
-        specs,
+    first, held = networks[0], load(_images(networks[0]))
+    wanted = {(trial.network(), repr(trial.arm)): trial for trial in trials}
+    outcomes: list[Outcome] = []
+    begin, epochs = time.perf_counter(), 0
+
+    def finished(number: int, arm: str, one: vision.Trained) -> None:
+        """Take one network of one arm; it is worth keeping before the others are done."""
+        nonlocal epochs
+        trial = wanted[networks[number], arm]
+        outcomes.append(_behind_backbone(trial, one))
+        epochs += first.fine_tune
+        per_epoch = (time.perf_counter() - begin) / (epochs + first.warm_up * len(networks))
+        if on_outcome is not None:
+            on_outcome(replace(outcomes[-1], seconds=per_epoch * first.fine_tune))
+
+    vision.train(
+        [vision.Network(_images(one).projection, one.neurons, one.number) for one in networks],
         vision.Images(*map(torch.tensor, (held.x, held.y, held.x_test, held.y_test))),
         {repr(arm): _bank_arm(arm, first) for arm in arms},
         recipe=first.recipe,
@@ -163,18 +188,28 @@ def _convolutional(trials: Sequence[Trial], device: str, on_steps: OnSteps | Non
         fine_tune=first.fine_tune,
         device=device,
         progress=on_steps,
+        on_trained=finished,
     )
-    outcomes = []
-    for trial in trials:
-        one = found[networks.index(trial.network())][repr(trial.arm)]
-        warm = one.accuracy[first.warm_up - 1] if first.warm_up else torch.nan
-        measures = {
-            "accuracy": one.accuracy[-1],
-            "best": max(one.accuracy),
-            "warm": warm,
-            "nonzeros": float(one.nonzeros),
-            "diverged": float(one.diverged),
-        }
-        arrays = {"curve": torch.tensor(one.accuracy)} if trial.pictures else {}
-        outcomes.append(Outcome(trial, measures, 0.0, arrays))
-    return outcomes
+    return sorted(outcomes, key=lambda one: trials.index(one.work))
+
+
+def _images(trial: Trial) -> Images:
+    assert isinstance(trial.task, Images)
+    return trial.task
+
+
+def _behind_backbone(trial: Trial, one: Trained) -> Outcome:
+    measures = {
+        "accuracy": _last(one.accuracy),
+        "best": max(filter(isfinite, one.accuracy), default=nan),
+        "warm": one.accuracy[trial.warm_up - 1] if trial.warm_up else nan,
+        "nonzeros": float(one.nonzeros),
+        "diverged": float(one.diverged),
+    }
+    arrays = {"curve": torch.tensor(one.accuracy)} if trial.pictures else {}
+    return Outcome(trial, measures, 0.0, arrays)
+
+
+def _last(curve: Sequence[float]) -> float:
+    """Return the accuracy after the last epoch that a network finished."""
+    return next((value for value in reversed(curve) if isfinite(value)), nan)

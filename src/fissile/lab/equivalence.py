@@ -1,7 +1,7 @@
 """Which larger dense network an expanded one is as good as, with an interval.
 
 The dense networks' accuracies are joined by straight lines over the logarithm of their weights;
-where that curve reaches an expanded network's accuracy, its weights are read off.
+where that curve first reaches an expanded network's accuracy, its weights are read off.
 """
 
 from __future__ import annotations
@@ -67,10 +67,16 @@ def _sizes(frame: DataFrame, arm: str) -> dict[Any, float]:
 
 
 def _weights_at(goal: float, accuracy: Array, weights: Array) -> float:
-    """Return how many weights reach an accuracy; infinitely many if no dense network does."""
-    curve = np.maximum.accumulate(accuracy)  # noise may dip, more weights are not worse
-    if goal > curve[-1]:
+    """Return how many weights first reach an accuracy; infinitely many if no dense network does.
+
+    Accuracy need not rise all the way: what counts is the smallest network that is as good.
+    """
+    as_good = np.flatnonzero(accuracy >= goal)
+    if not len(as_good):
         return float("inf")
-    # Where the curve is flat, the smaller network counts: np.interp alone would take the larger.
-    first = np.concatenate([[True], np.diff(curve) > 0])
-    return float(np.exp(np.interp(goal, curve[first], np.log(weights[first]))))
+    at = as_good[0]
+    if at == 0:
+        return float(weights[0])
+    share = (goal - accuracy[at - 1]) / (accuracy[at] - accuracy[at - 1])
+    low, high = np.log(weights[at - 1 : at + 1])
+    return float(np.exp(low + share * (high - low)))

@@ -12,7 +12,7 @@ from fissile.lab.trial import Work
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["cells", "derived", "labelled", "paired", "pick", "table", "tidy"]
+__all__ = ["after", "cells", "derived", "labelled", "paired", "pick", "table", "tidy"]
 
 #: What tells arms of one trial apart; all other columns describe the trial itself.
 ARM = ("arm", "split", "alpha", "clusters", "moments", "every", "fraction", "grow")
@@ -100,6 +100,15 @@ def _described(frame: DataFrame) -> list[str]:
     """Return the columns that say what a trial is; they come first, and end with its number."""
     names = list(frame.columns)
     return names[: names.index("trial") + 1]
+
+
+def after(arm: str, epochs: int) -> str:
+    """Return what curves call an arm that was split after so many epochs.
+
+    >>> after("random-4", 5)
+    'random-4 after 5'
+    """
+    return f"{arm} after {epochs}"
 
 
 def tidy(frame: DataFrame) -> DataFrame:

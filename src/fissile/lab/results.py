@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from fissile.errors import FissileError
 from fissile.lab.claims import Claim, Verdict
-from fissile.lab.frame import table
-from fissile.lab.plots.data import after
+from fissile.lab.frame import after, table
 from fissile.lab.store import Provenance, Row, Run, Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Study

@@ -136,8 +136,9 @@ def run(
     tally.found = len(works) - len(missing)
     watcher.begin(len(missing), sum(work.cost for work in missing))
     # Only a batch in this process can tell how far it is; elsewhere it must stand alone.
-    job = compute if executor else partial(compute, on_steps=watcher.within)
-    runner = _Runner(store, executor or Here(), job, device, in_flight, watcher, tally)
+    runner = _Runner(store, executor or Here(), compute, device, in_flight, watcher, tally)
+    if executor is None:
+        runner.job = partial(compute, on_steps=watcher.within, on_outcome=runner.keep)
     runner.until = inf if within is None else time.monotonic() + within
     size = _BATCH["cuda" if device.startswith("cuda") else "cpu"] if every is None else every
     try:
@@ -224,6 +225,10 @@ class _Runner:
         self.tally.elsewhere += len(found)
         self._advance(found)
         return left
+
+    def keep(self, outcome: Outcome) -> None:
+        """Store what is finished before the rest of its batch."""
+        self.store.add([outcome], self.provenance)
 
     def _land(self) -> None:
         done, _ = wait(self.flying, return_when=FIRST_COMPLETED)

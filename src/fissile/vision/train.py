@@ -76,6 +76,7 @@ def train(
     device: torch.device | str = "cpu",
     side_by_side: int | None = None,
     progress: Callable[[float], None] | None = None,
+    on_trained: Callable[[int, str, Trained], None] | None = None,
     precision: Precision = "auto",
 ) -> list[dict[str, Trained]]:
     """Warm every network up once, branch it into every arm, and fine-tune those on equal batches.
@@ -93,6 +94,7 @@ def train(
         device: on ``"cuda"`` every step is one CUDA graph (needs Triton).
         side_by_side: networks at once on a GPU.
         progress: told the share that is done, 0 to 1, after every epoch.
+        on_trained: told the network's place, the arm and what became of it, as soon as it is done.
         precision: ``"auto"`` is bfloat16 with float32 weights on a GPU, float32 elsewhere.
     """
     recipe = recipe or Recipe()
@@ -116,6 +118,8 @@ def train(
             until = warm_up + fine_tune
             return [job.branch(name, arm, until, recipe) for name, arm in arms.items()]
         results[job.number][job.arm] = _trained(job)
+        if on_trained is not None:
+            on_trained(job.number, job.arm, results[job.number][job.arm])
         return []
 
     total = len(networks) * (warm_up + fine_tune * len(arms))

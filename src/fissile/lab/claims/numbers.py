@@ -130,5 +130,8 @@ class Equivalent:
 
 
 def _range(row: Mapping[str, float]) -> str:
-    top = "more than were tried" if isinf(row["high"]) else f"{row['high']:.2f}"
-    return f"{row['neurons']:g} neurons: {row['ratio']:.2f} ({row['low']:.2f} to {top})"
+    ratio, low, high = (
+        "beyond all" if isinf(row[name]) else f"{row[name]:.2f}"
+        for name in ("ratio", "low", "high")
+    )
+    return f"{row['neurons']:g} neurons: {ratio} ({low} to {high})"

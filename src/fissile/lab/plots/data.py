@@ -25,7 +25,7 @@ from fissile.lab.study import (
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Pictures", "after", "fit", "numbers", "points"]
+__all__ = ["Pictures", "fit", "numbers", "points"]
 
 #: What figures show of single networks: first layers, or accuracies (trials, epochs).
 Pictures = Mapping[str, NDArray[Any]]
@@ -57,11 +57,6 @@ def points(panel: Panel, frame: DataFrame, pictures: Pictures | None = None) -> 
             return _equivalence(panel, frame)
         case Matrices():
             return pandas.DataFrame()
-
-
-def after(arm: str, epochs: int) -> str:
-    """Return the name of an arm that was split after so many epochs, among the pictures."""
-    return f"{arm} after {epochs}"
 
 
 def _curves(panel: Curves, pictures: Pictures) -> DataFrame:
