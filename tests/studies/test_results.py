@@ -27,7 +27,7 @@ def claims_of(name):
         return [row for row in csv.DictReader(file) if row["study"] == name]
 
 
-#: Studies whose data cannot be redistributed, and how many trials of each cell of the CNNs there are.
+#: Studies whose data cannot be redistributed; and those of which only some cells have run.
 WITHOUT_DATA = {"imagenet100", "imagenet1k"}
 NARROW = {"cnn-256", "cnn-512"}
 SHOWN = {name: study for name, study in STUDIES.items() if name not in WITHOUT_DATA}
