@@ -19,7 +19,7 @@ import torch
 from fissile.bank.record import Record
 from fissile.bank.spec import Data, Dense, Expand
 from fissile.bank.stack import Stack
-from fissile.bank.wide import WideLayer, first_index, linear_layers, read, relus, write
+from fissile.bank.wide import WideLayer, first_index, linear_layers, read, stages, write
 
 if TYPE_CHECKING:
     from fissile.bank.cpu import Samples
@@ -38,7 +38,7 @@ def can(stack: Stack) -> bool:
     if importlib.util.find_spec("numba") is None or not isinstance(stack.arm, Dense | Expand):
         return False
     dtype = next(stack.module.parameters()).dtype
-    if dtype not in (torch.float32, torch.float64) or relus(stack.module) is None:
+    if dtype not in (torch.float32, torch.float64) or stages(stack.module) is None:
         return False
     kind = np.dtype(str(dtype).removeprefix("torch."))
     # A mapped file of another dtype or order would have to be read whole to be converted.
@@ -109,18 +109,18 @@ class _Job:
 
         module = self.stack.module
         layers, linears = read(self.stack), linear_layers(module)
+        behind = stages(module) or []
+        norm = tuple(0.0 if stage.norm is None else stage.norm.eps for stage in behind)
         self.architecture = Architecture(
             sizes=(linears[0].in_features, *(layer.out_features for layer in linears)),
-            relu=tuple(relus(module) or ()),
+            relu=tuple(stage.relu for stage in behind),
             biased=tuple(layer.bias is not None for layer in linears),
             first=first_index(module),
+            norm=norm if any(norm) else (),
         )
         self.wiring = Wiring.of([_mask(layer) for layer in layers])
         self.state = [
-            self.wiring.pack(
-                [layer.weight[which] for layer in layers],
-                [None if layer.bias is None else layer.bias[which] for layer in layers],
-            )
+            self._packed(layers, which)
             for which in range(3)  # the values and Adam's two moments
         ]
         adam = self.stack.adam.state[next(module.parameters())]
@@ -129,6 +129,28 @@ class _Job:
         self.dials = Dials(*(getattr(self.stack.dials, n).double().numpy() for n in Dials._fields))
         self.epochs = np.full(len(self.stack), self.stack.epoch)
         self.seconds = _SLICE
+
+    def _packed(self, layers: list[WideLayer], which: int) -> npt.NDArray[Any]:
+        """Write the values, or one of the moments, out as flat rows."""
+        flat = self.wiring.pack(
+            [layer.weight[which] for layer in layers],
+            [None if layer.bias is None else layer.bias[which] for layer in layers],
+        )
+        if not self.architecture.norm:
+            return flat
+        front = np.zeros((2, len(flat), self.architecture.rows), flat.dtype)
+        for rows, layer in zip(self._rows(), layers, strict=True):
+            if layer.norm is not None:
+                for part, vectors in zip(front, layer.norm, strict=True):
+                    part[:, rows] = vectors[which].numpy()
+        return np.concatenate([*front, flat], 1)
+
+    def _rows(self) -> Iterator[slice]:
+        """Yield which neurons each layer has."""
+        end = 0
+        for size in self.architecture.sizes[1:]:
+            yield slice(end, end + size)
+            end += size
 
     def blocks(self) -> Iterator[npt.NDArray[np.int64]]:
         """Cut the networks into blocks that one thread trains: of one data set, several each."""
@@ -186,16 +208,23 @@ class _Job:
                 )
         return self.shared[key]
 
+    def _vectors(self, own: slice, begin: int) -> tuple[torch.Tensor, ...]:
+        """Return a layer's scales, or its shifts, and their moments."""
+        part = slice(begin + own.start, begin + own.stop)
+        return tuple(torch.from_numpy(state[:, part]) for state in self.state)
+
     def parts(self) -> Iterator[Stack]:
         """Write everything back and yield the stack, cut where networks stopped at other epochs."""
-        unpacked = [self.wiring.unpack(state) for state in self.state]
+        front = self.architecture.front
+        unpacked = [self.wiring.unpack(state[:, front:]) for state in self.state]
         layers = [
             WideLayer(
                 weight=tuple(torch.from_numpy(weights[i]) for weights, _ in unpacked),
                 bias=tuple(torch.from_numpy(biases[i]) for _, biases in unpacked),
                 mask=None,
+                norm=(self._vectors(own, 0), self._vectors(own, front // 2)) if front else None,
             )
-            for i in range(len(self.architecture.relu))
+            for i, own in enumerate(self._rows())
         ]
         write(self.stack, layers)
         for state in self.stack.adam.state.values():

@@ -19,6 +19,7 @@ from fissile.bank.cpu.instructions import (
 )
 from fissile.bank.cpu.layout import Architecture, Array, Samples, Wiring
 from fissile.bank.cpu.loss import loss_and_gradient
+from fissile.bank.cpu.norm import add_normalized, normalize
 from fissile.bank.cpu.order import fill_keys, fill_order
 from fissile.bank.cpu.scratch import BLOCK, Scratch, blocks, make_scratch
 from fissile.errors import FissileError, whole
@@ -67,7 +68,8 @@ def train_networks(
     Args:
         architecture: the layers.
         wiring: which weights exist.
-        state: biases and weights of all networks, then Adam's first and second moments.
+        state: biases and weights of all networks (before them, if there are LayerNorms, scales and
+            shifts of all neurons), then Adam's first and second moments.
         steps: the steps Adam has taken so far, for each network; changed in place like the state.
         rows: which networks to train.
         seeds: of the order of samples, for each network.
@@ -87,6 +89,7 @@ def train_networks(
         np.array(architecture.relu),
         np.array(architecture.biased),
         architecture.first,
+        np.array(architecture.norm or [0.0] * len(architecture.relu)),
     )
     scratch = make_scratch(
         architecture, wiring, state[0], len(train.x), bool(dials.orthogonal.any())
@@ -112,7 +115,7 @@ def _check(
     kinds = {array.dtype for array in (*state, *[one.x for one in samples])}
     if len(kinds) > 1:
         raise FissileError(f"parameters, moments and samples have several dtypes: {kinds}")
-    shape = (len(wiring.ptr), wiring.width)
+    shape = (len(wiring.ptr), architecture.front + wiring.width)
     if wiring.sizes != architecture.sizes or any(one.shape != shape for one in state):
         raise FissileError(f"the flat parameters do not belong to layers {architecture.sizes}")
     if not all(one.flags.c_contiguous for one in state):
@@ -132,6 +135,7 @@ class _Layers(NamedTuple):
     relu: Array
     biased: Array
     first: int
+    norm: Array
 
 
 class _Net(NamedTuple):
@@ -139,6 +143,9 @@ class _Net(NamedTuple):
     relu: Array
     biased: Array
     first: int
+    norm: Array
+    scale: Array  # of the LayerNorms, neuron by neuron; empty without any
+    shift: Array
     cut: Array  # [blocks + 1, rows]: a neuron's weights, cut where a block of inputs begins
     col: Array
     # The same weights by the neuron they come from, for the way back: where each neuron's begin,
@@ -208,7 +215,9 @@ def _gather(tile: Array, x: Array, rows: Array, begin: int, end: int) -> None:
 
 
 @compiled
-def _forward(net: _Net, b: Array, w: Array, x: Array, tile: Array, rows: Array) -> None:
+def _forward(
+    net: _Net, b: Array, w: Array, x: Array, tile: Array, rows: Array, scratch: Scratch
+) -> None:
     """Compute the activations of the tile's samples, layer upon layer."""
     below, row, inputs = 0, 0, x.shape[1]
     for layer in range(len(net.relu)):
@@ -218,18 +227,29 @@ def _forward(net: _Net, b: Array, w: Array, x: Array, tile: Array, rows: Array) 
         for block in range(last + 1):
             if layer == 0:
                 _gather(tile, x, rows, block * BLOCK, min(size, (block + 1) * BLOCK))
-            cut = (block > 0) + 2 * (block == last and net.relu[layer])
+            relu = net.relu[layer] and net.norm[layer] == 0
+            cut = (block > 0) + 2 * (block == last and relu)
             for r in range(row, end):
                 lo, hi = net.cut[block, r], net.cut[block + 1, r]
                 push(tile, inputs + r, below, w, net.col, lo, hi, b[r], cut)
+        if net.norm[layer] > 0:
+            neurons = tile[inputs + row : inputs + end]
+            scale, shift = net.scale[row:end], net.shift[row:end]
+            spread = scratch.spread
+            normalize(
+                neurons, scale, shift, net.norm[layer], net.relu[layer], scratch.hat[row:end],
+                spread[layer], spread[len(spread) - 1],
+            )  # fmt: skip
         below += size
         row = end
 
 
 @compiled
-def _backward(net: _Net, w: Array, tile: Array, delta: Array, grad_b: Array, grad_w: Array) -> None:
+def _backward(net: _Net, w: Array, tile: Array, grad: Array, scratch: Scratch) -> None:
     """Add the gradients of the tile's samples, from the delta of the outputs downwards."""
+    delta, front = scratch.delta, len(net.scale) + len(net.shift)
     row, inputs = len(delta), net.sizes[0]
+    grad_b, grad_w = grad[front : front + row], grad[front + row :]
     _add_sums(grad_b, delta, row - net.sizes[-1], row, net.biased[-1])
     for layer in range(len(net.relu) - 1, -1, -1):
         size = net.sizes[layer]
@@ -241,10 +261,19 @@ def _backward(net: _Net, w: Array, tile: Array, delta: Array, grad_b: Array, gra
                 add_dots(grad_w, tile, inputs + begin, net.col, lo, hi, delta, r)
         if layer > 0:
             biased, relu = net.biased[layer - 1], net.relu[layer - 1]
+            normed = net.norm[layer - 1] > 0
             for r in range(begin, row):
                 lo, hi = net.outptr[r], net.outptr[r + 1]
                 total = pull(delta, r, w, net.slot, net.target, lo, hi, tile, inputs + r, relu)
-                grad_b[r] += total if biased else delta.dtype.type(0)
+                grad_b[r] += total if biased and not normed else delta.dtype.type(0)
+            if normed:
+                spread, shifts = scratch.spread, len(net.scale)
+                add_normalized(
+                    delta[begin:row], net.scale[begin:row], scratch.hat[begin:row],
+                    spread[layer - 1], grad[begin:row], grad[shifts + begin : shifts + row],
+                    spread[len(spread) - 1], spread[len(spread) - 2],
+                )  # fmt: skip
+                _add_sums(grad_b, delta, begin, row, biased)
 
 
 @compiled
@@ -339,9 +368,9 @@ def _step(
         count = min(LANES, size - done)
         _take(scratch.order, begin + done, count, train.y, rows, scratch.y)
         _fetch_ahead(scratch.order, begin + done + LANES, train.x)
-        _forward(net, b, w, train.x, tile, rows)
+        _forward(net, b, w, train.x, tile, rows, scratch)
         total += loss_and_gradient(tile, scratch.y, count, size, delta, scratch.work, scratch.bits)
-        _backward(net, w, tile, delta, grad[: len(b)], grad[len(b) :])
+        _backward(net, w, tile, grad, scratch)
     return total
 
 
@@ -354,14 +383,15 @@ def _all_finite(values: Array) -> bool:
 
 
 @compiled
-def _accuracy(net: _Net, b: Array, w: Array, test: Samples, tile: Array, rows: Array) -> float:
+def _accuracy(net: _Net, b: Array, w: Array, test: Samples, scratch: Scratch) -> float:
     """Return the share of test samples that are classified rightly; the first maximum counts."""
+    tile, rows = scratch.tile, scratch.rows
     classes, samples, right = net.sizes[-1], len(test.x), 0
     top = len(tile) - classes
     for begin in range(0, samples, LANES):
         for k in range(LANES):
             rows[k] = min(begin + k, samples - 1)
-        _forward(net, b, w, test.x, tile, rows)
+        _forward(net, b, w, test.x, tile, rows, scratch)
         for k in range(min(LANES, samples - begin)):
             best = 0 if classes > 1 else int(tile[top, k] > 0)
             for c in range(1, classes):
@@ -387,7 +417,9 @@ def _train(
 ) -> tuple[int, int]:
     """Train for as many epochs as there are keys; stop at the last one that is finite."""
     samples, kept, done, neurons = len(train.x), scratch.kept, step, len(scratch.delta)
-    b, w, grad_w = theta[:neurons], theta[neurons:], scratch.grad[neurons:]
+    front = len(net.scale) + len(net.shift)
+    b, w = theta[front : front + neurons], theta[front + neurons :]
+    grad_w = scratch.grad[front + neurons :]
     dense, gram, line = scratch.dense, scratch.gram, scratch.line
     for epoch in range(len(keys)):
         kept[0], kept[1], kept[2] = theta, m, v
@@ -407,7 +439,7 @@ def _train(
             theta[:], m[:], v[:] = kept[0], kept[1], kept[2]
             return epoch, done
         done = step
-        curves[0, epoch] = _accuracy(net, b, w, test, scratch.tile, scratch.rows)
+        curves[0, epoch] = _accuracy(net, b, w, test, scratch)
         curves[1, epoch] = total / samples
     return len(keys), done
 
@@ -439,8 +471,10 @@ def _train_rows(
         _fill_cuts(scratch.cut, ptr[n], col[n])
         _fill_outgoing(layers, ptr[n], col[n], scratch)
         fill_keys(keys, seeds[n], start)
+        normed = len(scratch.hat)  # neurons, or none without a LayerNorm
         net = _Net(
-            layers.sizes, layers.relu, layers.biased, layers.first,
+            layers.sizes, layers.relu, layers.biased, layers.first, layers.norm,
+            theta[n, :normed], theta[n, normed : 2 * normed],
             scratch.cut, col[n], scratch.outptr, scratch.slot, scratch.target,
         )  # fmt: skip
         how = _How(dials.lr[n], batch, dials.l1[n], dials.l2[n], dials.orthogonal[n])

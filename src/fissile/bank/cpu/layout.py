@@ -17,30 +17,42 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Architecture:
-    """The linear layers of a network: their widths, where ReLUs and biases are, and which is W1.
+    """The linear layers of a network: their widths, what is behind them, and which is W1.
 
     >>> Architecture.mlp([32, 8, 1])
-    Architecture(sizes=(32, 8, 1), relu=(True, False), biased=(True, True), first=0)
+    Architecture(sizes=(32, 8, 1), relu=(True, False), biased=(True, True), first=0, norm=())
+
+    ``norm`` holds the epsilon of the LayerNorm behind each layer, 0 where there is none, or nothing
+    if there is none at all. Scales and shifts come before the biases in a flat row.
     """
 
     sizes: tuple[int, ...]
     relu: tuple[bool, ...]
     biased: tuple[bool, ...]
     first: int = 0
+    norm: tuple[float, ...] = ()
 
     @classmethod
-    def mlp(cls, sizes: Sequence[int], embedding: int | None = None) -> Architecture:
+    def mlp(
+        cls, sizes: Sequence[int], embedding: int | None = None, norm: float = 0.0
+    ) -> Architecture:
         """Return the layers of ``fissile.MLP(sizes, embedding=embedding)``."""
         hidden = len(sizes) - 2
         front = () if embedding is None else (False,)
         widths = (sizes[0], *(() if embedding is None else (embedding,)), *sizes[1:])
         biased = (*front, *[True] * (hidden + 1))
-        return cls(widths, (*front, *[True] * hidden, False), biased, len(front))
+        norms = (*[0.0] * len(front), *[norm] * hidden, 0.0) if norm else ()
+        return cls(widths, (*front, *[True] * hidden, False), biased, len(front), norms)
 
     @property
     def rows(self) -> int:
         """Count the neurons of all layers, outputs included."""
         return sum(self.sizes[1:])
+
+    @property
+    def front(self) -> int:
+        """Count what comes before the biases in a flat row: scales and shifts of LayerNorms."""
+        return 2 * self.rows if self.norm else 0
 
 
 class Samples(NamedTuple):

@@ -37,6 +37,8 @@ class Scratch(NamedTuple):
     dense: Array  # W1 written out, its Gram matrix and a row, for orthogonality only
     gram: Array
     line: Array
+    hat: Array  # [rows, LANES]: what a LayerNorm has made of every neuron, before scale and shift
+    spread: Array  # [layers + 2, LANES]: one over its deviation, and two sums
     # The pattern of the network at hand, as _Net has it.
     cut: Array
     outptr: Array
@@ -48,7 +50,9 @@ def make_scratch(
     architecture: Architecture, wiring: Wiring, state: Array, samples: int, orthogonal: bool
 ) -> Scratch:
     """Return working memory for networks of an architecture."""
-    kind, width, rows = state.dtype, wiring.width, architecture.rows
+    kind, rows = state.dtype, architecture.rows
+    width = architecture.front + wiring.width
+    normed = rows if architecture.norm else 0
     inputs, outputs = architecture.sizes[architecture.first : architecture.first + 2]
     square = (outputs, inputs) if orthogonal else (0, 0)
     cuts = max(blocks(inputs) for inputs in architecture.sizes[:-1]) + 1
@@ -66,6 +70,8 @@ def make_scratch(
         np.zeros(square, kind),
         np.zeros((square[0], square[0]), kind),
         np.zeros(square[1], kind),
+        _aligned((normed, LANES), kind),
+        _aligned((len(architecture.norm) + 2, LANES), kind),
         np.empty((cuts, rows), np.int64),
         np.empty(rows + 1, np.int64),
         np.empty(width, np.int32),
