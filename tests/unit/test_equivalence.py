@@ -37,7 +37,8 @@ def test_the_multiple_is_read_off_the_dense_curve(multiple):
 
 
 def test_better_than_every_dense_network_is_more_than_can_be_said():
-    assert ratios(table(1.3), "random-4").iloc[-1]["ratio"] == np.inf
+    last = ratios(table(1.3), "random-4").iloc[-1]
+    assert (last["ratio"], last["bound"]) == (np.inf, 1.0)
 
 
 def test_the_interval_covers_the_truth_and_shrinks_with_trials():
@@ -76,6 +77,21 @@ def test_equivalent_holds_fails_and_doubts():
     assert Equivalent("gram-4", 1.2)(table(1.3)).status == "no data"
 
 
+def test_the_widest_network_proves_nothing_by_being_the_best():
+    # With no larger dense network to compare with, 1.05 looks like 100.
+    at_most = Equivalent("random-4", 1.2, at=64)(table(1.05))
+    assert at_most.status == "no data"
+    assert Equivalent("random-4", 0.9, at=64)(table(1.05)).status == "holds"
+    assert "over 1.00" in Equivalent("random-4", 0.9, at=64)(table(1.05)).numbers
+
+
+def test_two_trials_prove_nothing():
+    few = table(1.3, trials=2)
+    assert len(ratios(few, "random-4")) == 0
+    assert Equivalent("random-4", 1.2)(few).status == "no data"
+    assert Reaches("random-4", 1.0)(few).status == "no data"
+
+
 def test_alike_needs_every_interval_within_the_margin():
     def judged(apart, noise=0.1, trials=10):
         rng = np.random.default_rng(1)
@@ -94,25 +110,60 @@ def test_alike_needs_every_interval_within_the_margin():
     assert judged(0.0, trials=2) == "no data"  # two trials tell nothing of being level
 
 
-def test_reaches_looks_at_the_highest_cell():
-    frame = table(1.3)
-    top = float(frame[frame["arm"] == "random-4"].groupby("neurons")["accuracy"].mean().max())
-    assert Reaches("accuracy", "random-4", top - 1)(frame).status == "holds"
-    assert Reaches("accuracy", "random-4", top + 1)(frame).status == "fails"
-    assert Reaches("improvement", "random-4", 1)(frame).status == "no data"
+def gains(gain, noise, trials=10):
+    rng = np.random.default_rng(3)
+    rows = [
+        (arm, width, trial, base + noise * rng.normal())
+        for width, factor in ((4, 1.0), (8, 0.2))
+        for trial in range(trials)
+        for arm, base in (("dense", 30.0), ("random-4", 30.0 * (1 + factor * gain)))
+    ]
+    return pandas.DataFrame(rows, columns=["arm", "neurons", "trial", "accuracy"])
+
+
+def test_reaches_needs_an_interval_beyond_in_some_cell():
+    check = Reaches("random-4", least=100.0)
+    assert check(gains(1.2, 0.5)).status == "holds"
+    assert check(gains(0.5, 0.5)).status == "fails"
+    assert check(gains(1.0, 3.0)).status == "not significant"
+    assert "most: 120 %" in check(gains(1.2, 0.0)).numbers
+    only = gains(1.2, 0.5)
+    assert check(only[only["arm"] == "random-4"]).status == "no data"
+
+
+def test_one_broken_dense_network_does_not_double_the_mean():
+    frame = gains(0.0, 0.1)
+    frame.loc[(frame["arm"] == "dense") & (frame["trial"] == 0), "accuracy"] = 0.6
+    assert Reaches("random-4", least=100.0)(frame).status == "fails"
+
+
+def searched(skip=None):
+    rows = [
+        ("dynamic-2", every, fraction, width, trial, 20.0 * width - 5 * (every == 50) + trial)
+        for every in (50, 200)
+        for fraction in (0.1, 0.3)
+        for width in (1, 2, 3)
+        for trial in range(3)
+        if (every, fraction, width) != skip
+    ]
+    names = ["arm", "every", "fraction", "neurons", "trial", "accuracy"]
+    frame = pandas.DataFrame(rows, columns=names)
+    frame.loc[frame["fraction"] == 0.3, "accuracy"] += 1
+    return frame
 
 
 def test_best_is_the_highest_mean_of_all_settings():
-    rows = [
-        ("dynamic-2", every, grow, 60 + (every == 200) + (grow == "gradient") + 0.1 * trial)
-        for every in (50, 200)
-        for grow in ("random", "gradient")
-        for trial in range(3)
-    ]
-    frame = pandas.DataFrame(rows, columns=["arm", "every", "grow", "accuracy"])
-    assert Best("accuracy", {"every": 200, "grow": "gradient"})(frame).status == "holds"
-    assert Best("accuracy", {"every": 50, "grow": "gradient"})(frame).status == "fails"
-    assert Best("accuracy", {"every": 99, "grow": "gradient"})(frame).status == "no data"
+    def judged(every, fraction, frame):
+        return Best("accuracy", {"every": every, "fraction": fraction}, "dynamic-2")(frame).status
+
+    assert judged(200, 0.3, searched()) == "holds"
+    assert judged(50, 0.3, searched()) == "fails"
+    assert judged(99, 0.3, searched()) == "no data"
+    # A setting that was not tried where it is hard has a higher mean, and is no better for it.
+    assert judged(50, 0.1, searched(skip=(50, 0.1, 1))) == "fails"
+    alone = searched()
+    alone = alone[(alone["every"] == 200) & (alone["fraction"] == 0.3)]
+    assert judged(200, 0.3, alone) == "no data"
 
 
 def test_flatter_compares_two_slopes():

@@ -12,6 +12,8 @@ from fissile.data import catalogue
 from fissile.errors import FissileError
 from fissile.lab import classifier
 from fissile.lab.compute import compute
+from fissile.lab.run import run
+from fissile.lab.store import Store
 from fissile.lab.trial import Arm, Features, Trial
 from fissile.train import accuracy, fit
 
@@ -120,3 +122,19 @@ def test_a_large_set_stays_in_its_file_and_trains_the_same(tmp_path, monkeypatch
     spec = classifier.Classifiers("cpu").spec(trial())
     assert isinstance(spec.data.x, np.memmap)
     assert compute([trial("random", 4, depth=5, layer_norm=True)])[0].measures == usual
+
+
+def test_the_encoder_is_what_the_file_says_and_no_part_of_the_key():
+    plain, told = Features("cifar100-clip"), Features("cifar100-clip", encoder="timm:resnet18")
+    assert plain.columns()["encoder"] == "CLIP ViT-B/16"
+    assert told.columns()["encoder"] == "timm:resnet18"
+    assert Trial(plain).key == Trial(told).key  # the arrays decide, and have a fingerprint
+
+
+def test_trials_are_bound_to_the_arrays_that_are_here(tmp_path):
+    works = [trial(), trial("random", 2)]
+    held = classifier.bound(works)
+    assert {work.task.fingerprint for work in held} == {classifier.fingerprint("generated")}
+    assert [replace(work, task=DATA) for work in held] == works
+    with Store(tmp_path) as store, pytest.raises(FissileError, match=r"bound\(works\)"):
+        run([Trial(Features("cifar100-clip"))], store)

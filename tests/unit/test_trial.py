@@ -251,6 +251,12 @@ def test_batches_keep_the_arms_of_a_network_together_and_alike():
     assert all(batches(works, cost=0.0))  # one network each, and none without
 
 
+def test_networks_behind_a_backbone_share_a_batch_only_with_their_recipe():
+    works = [Trial(Images(), recipe=Recipe(lr=lr)) for lr in (1e-3, 1e-2)]
+    assert len(batches(works, cost=float("inf"))) == 2
+    assert len(batches([replace(work, task=Features()) for work in works], float("inf"))) == 1
+
+
 def test_a_batch_has_work_for_every_core():
     works = STUDIES["cifar100"].works("paper")
     parts = batches(works, cost=0.0, networks=4)

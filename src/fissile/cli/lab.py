@@ -23,7 +23,7 @@ from rich.table import Table
 from fissile.bank import check_device
 from fissile.data.catalogue import find as find_set
 from fissile.errors import FissileError
-from fissile.lab.classifier import fingerprint
+from fissile.lab.classifier import meant
 from fissile.lab.pool import default_jobs, pool
 from fissile.lab.progress import Bar
 from fissile.lab.results import Results, latest, load, readable
@@ -339,8 +339,7 @@ def _with_data(runs: list[Run], *, skip: bool) -> list[Run]:
         elif skip and find_set(name) is None:
             missing.append(f"{one.study} (needs {name})")
         else:
-            known = {**one.changes, "fingerprint": fingerprint(name)}
-            found.append(replace(one, changes=known))
+            found.append(replace(one, changes={**one.changes, **meant(name)}))
     if missing:
         typer.echo(f"Left out for want of data: {', '.join(missing)}. See: fissile data", err=True)
     if not found:
@@ -388,7 +387,9 @@ def _value(text: str) -> object:
 
 def _cost(study: Study, scale: str, store: Store | None) -> str:
     """Say how many trials a scale has, how long they take, and how many are done."""
-    works = study.works(scale)
+    asked = [] if store is None else store.runs()  # newest first; it knows which arrays were here
+    changes = next((r.changes for r in asked if (r.study, r.scale) == (study.id, scale)), {})
+    works = study.works(scale, changes=changes)
     done = 0 if store is None else len(store.finished(work.key for work in works))
     cost = f"{len(works):,}, {_time(sum(work.cost for work in works))}"
     return f"{cost}, {100 * done // len(works)} % done" if done else cost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -14,9 +15,9 @@ from fissile.data.catalogue import load as load_set
 from fissile.data.sets import Labelled
 from fissile.errors import FissileError
 from fissile.lab.task import HELD_OUT, Features, Images
-from fissile.lab.trial import Trial
+from fissile.lab.trial import Trial, Work, changed
 
-__all__ = ["Classifiers", "fingerprint", "load"]
+__all__ = ["Classifiers", "bound", "fingerprint", "load", "meant"]
 
 #: Features beyond so many bytes are read from their file as they are needed.
 _STREAMED = 1 << 30
@@ -34,6 +35,25 @@ def fingerprint(name: str) -> str:
     >>> fingerprint("fashionmnist")
     """
     return _found(name)[1]
+
+
+def meant(name: str) -> dict[str, object]:
+    """Return what is to be noted of the arrays that a run will see.
+
+    >>> meant("fashionmnist")
+    {'fingerprint': 'ad7b16dc82fbed35'}
+    """
+    found, held = _found(name)
+    return {"fingerprint": held, **({"encoder": found.encoder} if found.encoder else {})}
+
+
+def bound(works: Iterable[Work]) -> list[Work]:
+    """Return trials that say which arrays they mean: those that are here now.
+
+    >>> run(bound(STUDIES["fashionmnist"].works("smoke")), store)
+    """
+    names = {work: getattr(getattr(work, "task", None), "data", None) for work in works}
+    return [work if name is None else changed(work, meant(name)) for work, name in names.items()]
 
 
 def load(task: Features | Images) -> Labelled:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "compute"]
 
 OnSteps = Callable[[float], None]
-OnOutcome = Callable[["Outcome"], None]
+OnOutcomes = Callable[[list["Outcome"]], None]
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ def compute(
     works: Sequence[Work],
     device: str = "cpu",
     on_steps: OnSteps | None = None,
-    on_outcome: OnOutcome | None = None,
+    on_outcomes: OnOutcomes | None = None,
 ) -> list[Outcome]:
     """Run trials that can go side by side (see ``batch_key``) and return what each came to.
 
     >>> compute([Trial(warm_up=1, fine_tune=1)])[0].measures["accuracy"]
 
     It depends on nothing but its arguments and the data sets they name, so any executor may run it
-    anywhere. ``on_steps`` is told the share of the training that is done, ``on_outcome`` what is
+    anywhere. ``on_steps`` is told the share of the training that is done, ``on_outcomes`` what is
     finished before the rest: a convolutional network takes long enough to be kept at once.
     """
     begin = time.perf_counter()
@@ -60,7 +60,7 @@ def compute(
     if not trials:
         found = [Outcome(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)]
     elif isinstance(trials[0].task, Images):
-        found = _convolutional(trials, device, on_steps, on_outcome)
+        found = _convolutional(trials, device, on_steps, on_outcomes)
     else:
         found = _on_bank(trials, device, on_steps)
     # Side by side, nobody has seconds of their own: the time is shared out by estimated cost.
@@ -159,7 +159,7 @@ def _convolutional(
     trials: Sequence[Trial],
     device: str,
     on_steps: OnSteps | None,
-    on_outcome: OnOutcome | None,
+    on_outcomes: OnOutcomes | None,
 ) -> list[Outcome]:
     from fissile import vision
 
@@ -167,17 +167,20 @@ def _convolutional(
     first, held = networks[0], load(_images(networks[0]))
     wanted = {(trial.network(), repr(trial.arm)): trial for trial in trials}
     outcomes: list[Outcome] = []
-    begin, epochs = time.perf_counter(), 0
+    begin = time.perf_counter()
 
     def finished(number: int, arm: str, one: vision.Trained) -> None:
-        """Take one network of one arm; it is worth keeping before the others are done."""
-        nonlocal epochs
-        trial = wanted[networks[number], arm]
-        outcomes.append(_behind_backbone(trial, one))
-        epochs += first.fine_tune
-        per_epoch = (time.perf_counter() - begin) / (epochs + first.warm_up * len(networks))
-        if on_outcome is not None:
-            on_outcome(replace(outcomes[-1], seconds=per_epoch * first.fine_tune))
+        """Take a network of one arm; once it has all its arms, it is worth keeping.
+
+        On a GPU a warm-up that is done again is not the same to the last bit: arms that are
+        compared must come from one.
+        """
+        network = networks[number]
+        outcomes.append(_behind_backbone(wanted[network, arm], one))
+        own = [found for found in outcomes if _network_of(found) == network]
+        if len(own) == len(arms) and on_outcomes is not None:
+            taken = time.perf_counter() - begin
+            on_outcomes([replace(found, seconds=taken / len(outcomes)) for found in own])
 
     vision.train(
         [vision.Network(_images(one).projection, one.neurons, one.number) for one in networks],
@@ -191,6 +194,10 @@ def _convolutional(
         on_trained=finished,
     )
     return sorted(outcomes, key=lambda one: trials.index(one.work))
+
+
+def _network_of(outcome: Outcome) -> Work:
+    return outcome.work.network()
 
 
 def _images(trial: Trial) -> Images:

@@ -23,18 +23,21 @@ _DRAWS = 2000
 def ratios(frame: DataFrame, arm: str) -> DataFrame:
     """Return, for every width of an arm, the dense network's weights as a multiple of its own.
 
-    >>> ratios(frame, "random-4")  # columns neurons, nonzeros, accuracy, error, ratio, low, high
+    >>> ratios(frame, "random-4")  # columns neurons, nonzeros, ..., ratio, low, high, bound
 
-    The interval holds 95 % of what comes out if trials are drawn again, with replacement. A width
-    that is better than every dense network has an infinite multiple.
+    The interval holds 95 % of what comes out if trials are drawn again, with replacement; it needs
+    three. A width that is better than every dense network has an infinite multiple: all that is
+    known is that it is more than the ``bound``, the largest dense network's.
     """
     import pandas
 
-    columns = ["neurons", "nonzeros", "accuracy", "error", "ratio", "low", "high"]
+    columns = ["neurons", "nonzeros", "accuracy", "error", "ratio", "low", "high", "bound"]
     dense, split = (_by_trial(frame, name) for name in ("dense", arm))
     if not len(dense) or not len(split):
         return pandas.DataFrame(columns=columns)
     trials = dense.index.intersection(split.index)
+    if len(trials) < 3:
+        return pandas.DataFrame(columns=columns)
     sizes = {name: _sizes(frame, name) for name in ("dense", arm)}
     weights = np.array([sizes["dense"][width] for width in dense.columns])
     picks = np.random.default_rng(0).integers(0, len(trials), (_DRAWS, len(trials)))
@@ -51,8 +54,8 @@ def ratios(frame: DataFrame, arm: str) -> DataFrame:
         ]
         # Not interpolated between ranks, which infinite multiples would not survive.
         low, high = np.percentile(several, [2.5, 97.5], method="nearest")
-        error = own.std(ddof=1) / np.sqrt(len(own)) if len(own) > 1 else np.nan
-        rows.append((width, size, own.mean(), error, ratio, low, high))
+        error = own.std(ddof=1) / np.sqrt(len(own))
+        rows.append((width, size, own.mean(), error, ratio, low, high, weights.max() / size))
     return pandas.DataFrame(rows, columns=columns)
 
 

@@ -45,7 +45,6 @@ LABELS = {
     "every": "Steps between moves",
     "fraction": "Share of weights moved",
     "nonzeros": "Non-zero weights",
-    "equivalent": "Weights of the dense network as good, as a multiple",
 }
 
 

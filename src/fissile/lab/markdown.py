@@ -31,7 +31,8 @@ def claims_markdown(results: Iterable[Results]) -> str:
     rows: dict[Status, list[Sequence[str]]] = {status: [] for status in _FIRST}
     for one in results:
         for claim, verdict in one.verdicts:
-            where = f"{one.study.id} ({one.foreign})" if one.foreign else one.study.id
+            told = ", ".join(filter(None, (one.foreign, one.done)))
+            where = f"{one.study.id} ({told})" if told else one.study.id
             rows[verdict.status].append((where, claim.text, verdict.numbers))
     parts = []
     for status, title in _FIRST.items():
@@ -57,7 +58,8 @@ def tables_markdown(results: Results) -> str:
         for place, cells in held.rows.items():
             shown = [_both(cell) if cell else "" for cell in cells]
             rows.append((str(place), *shown))
-        on = f", on features of {results.foreign}" if results.foreign else ""
+        on = f" on {results.foreign}" if results.foreign else ""
+        on += f" ({results.done})" if results.done else ""
         told = published.table[:1].upper() + published.table[1:]
         title = f"{told}: ours{on}, and (the paper's)."
         parts.append(f"{title}\n\n{_markdown_table(rows)}")

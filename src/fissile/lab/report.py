@@ -262,7 +262,8 @@ def _page(sections: Sequence[_Section]) -> str:
     )
     jinja.filters |= {"labelled": labelled, "duration": _duration, "upper_first": _upper_first}
     text = resources.files("fissile.lab").joinpath("report.html.jinja").read_text("utf-8")
-    found = Counter(verdict.status for one in sections for _, verdict in one.results.verdicts)
+    every = [both for one in sections for both in one.results.verdicts]
+    found = Counter(verdict.status for claim, verdict in every if not claim.own)
     rows = [row for one in sections for row in one.results.rows]
     versions = {row.provenance.version for row in rows} or {fissile.__version__}
     return jinja.from_string(text).render(
@@ -271,6 +272,7 @@ def _page(sections: Sequence[_Section]) -> str:
         newest=max((row.finished for row in rows), default="")[:10],
         scales=list(dict.fromkeys(one.results.run.scale for one in sections)),
         counts={status: found[status] for status in SYMBOLS},
+        own=sum(claim.own for claim, _ in every),
         differently=[
             (one, claim, verdict)
             for one in sections

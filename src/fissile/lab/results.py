@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,12 @@ from fissile.lab.store import Provenance, Row, Run, Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Study
 from fissile.lab.task import PAPERS_ENCODER
-from fissile.lab.trial import Features, Trial, Work
+from fissile.lab.trial import Trial, Work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Results", "latest", "load", "readable"]
+__all__ = ["Results", "judged", "latest", "load", "readable"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Results:
             return [
                 (claim, Verdict("no data", "nothing has run yet")) for claim in self.study.claims
             ]
-        return [(claim, claim.check(self.frame)) for claim in self.study.claims]
+        return judged(self.study, self.frame, self.done)
 
     @property
     def complete(self) -> bool:
@@ -72,6 +72,7 @@ class Results:
         """
         held = {row.key: row.arrays for row in self.rows}
         found: dict[str, list[NDArray[Any]]] = {}
+        dense: dict[int, NDArray[Any]] = {}
         for work in self.works:
             arrays = held.get(work.key, {})
             if not isinstance(work, Trial):
@@ -79,29 +80,56 @@ class Results:
             if "w1" in arrays and work.number == 0:
                 found[work.arm.name] = [np.asarray(arrays["w1"])]
             if "curve" in arrays:
-                dense = work.arm.split == "dense"
-                name = work.arm.name if dense else after(work.arm.name, work.warm_up)
-                found.setdefault(name, []).append(100 * np.asarray(arrays["curve"]))
-        single = all(len(arrays) == 1 and arrays[0].ndim == 2 for arrays in found.values())
-        return {name: a[0] if single else np.stack(a) for name, a in found.items()}
+                curve = 100 * np.asarray(arrays["curve"])
+                if work.arm.split != "dense":
+                    found.setdefault(after(work.arm.name, work.warm_up), []).append(curve)
+                elif work.number not in dense:  # whenever others split, it is the same network
+                    dense[work.number] = curve
+        single = {name: a[0] for name, a in found.items() if a[0].ndim == 2}
+        curves = {"dense": list(dense.values()), **found} if dense else found
+        return single or {name: _padded(several) for name, several in curves.items()}
 
     @property
     def foreign(self) -> str:
-        """Whose features these are, if they are not the paper's: to be said beside every number."""
-        encoder = next((str(row["encoder"]) for row in _described(self.works)), "none")
-        return "" if encoder in ("none", PAPERS_ENCODER) else encoder
+        """What the networks saw, if it is not what the paper's did: to be said at every number."""
+        tasks = [work.task for work in self.works if isinstance(work, Trial)]
+        usual = self.study.data("paper")
+        data = getattr(tasks[0], "data", None) if tasks else None
+        encoder = str(tasks[0].columns().get("encoder", "none")) if tasks else "none"
+        if data == usual and encoder in ("none", PAPERS_ENCODER):
+            return ""
+        return str(data) if encoder == "none" else encoder
 
     @property
     def note(self) -> str:
-        """What a figure must say of its features."""
-        return f"Features: {self.foreign}; the paper's are CLIP's." if self.foreign else ""
+        """What a figure must say of its data."""
+        return f"On {self.foreign}: not what the paper used." if self.foreign else ""
+
+    @property
+    def done(self) -> str:
+        """Say how many trials are there, if not all: to be said beside what they show."""
+        return "" if self.complete else f"{len(self.rows):,} of {len(self.works):,} trials"
 
 
-def _described(works: Sequence[Work]) -> Iterator[dict[str, object]]:
-    """Yield the settings of trials on features."""
-    for work in works:
-        if isinstance(work, Trial) and isinstance(work.task, Features):
-            yield work.columns()
+def judged(study: Study, frame: DataFrame, missing: str = "") -> list[tuple[Claim, Verdict]]:
+    """Return every claim and its verdict; with some trials missing, none holds or fails yet.
+
+    >>> judged(study, results.frame, results.done)
+    """
+    found = [(claim, claim.check(frame)) for claim in study.claims]
+    return [(claim, _so_far(verdict, missing) if missing else verdict) for claim, verdict in found]
+
+
+def _so_far(verdict: Verdict, missing: str) -> Verdict:
+    if verdict.status == "no data":
+        return verdict
+    return Verdict("not significant", f"so far ({missing}) {verdict.status}: {verdict.numbers}")
+
+
+def _padded(curves: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return curves one below the other, NaN where one has ended."""
+    longest = max(map(len, curves))
+    return np.stack([np.pad(c, (0, longest - len(c)), constant_values=np.nan) for c in curves])
 
 
 def load(store: Store, run: Run) -> Results:

@@ -23,7 +23,7 @@ from typing import ParamSpec, TypeVar
 from fissile.errors import FissileError
 from fissile.lab.compute import Outcome, compute
 from fissile.lab.store import Provenance, Store
-from fissile.lab.trial import Images, Trial, Work
+from fissile.lab.trial import Features, Images, Trial, Work
 from fissile.vision.train import SIDE_BY_SIDE
 
 __all__ = ["Here", "RunFailed", "Tally", "batches", "run"]
@@ -130,6 +130,7 @@ def run(
         A tally. Trials that cannot be computed do not stop the others; then RunFailed is raised.
     """
     works, watcher, tally = list(dict.fromkeys(works)), watcher or Watcher(), Tally()
+    _check_bound(works)
     missing = _missing(works, store)
     if within is not None:
         missing.sort(key=lambda work: work.number)
@@ -138,7 +139,7 @@ def run(
     # Only a batch in this process can tell how far it is; elsewhere it must stand alone.
     runner = _Runner(store, executor or Here(), compute, device, in_flight, watcher, tally)
     if executor is None:
-        runner.job = partial(compute, on_steps=watcher.within, on_outcome=runner.keep)
+        runner.job = partial(compute, on_steps=watcher.within, on_outcomes=runner.keep)
     runner.until = inf if within is None else time.monotonic() + within
     size = _BATCH["cuda" if device.startswith("cuda") else "cpu"] if every is None else every
     try:
@@ -154,6 +155,17 @@ def run(
         errors = "; ".join(f"{count} with: {text}" for text, count in tally.failed.items())
         raise RunFailed(f"{tally.text()} ({errors})")
     return tally
+
+
+def _check_bound(works: Sequence[Work]) -> None:
+    """Refuse trials that do not say which arrays they mean: results of others could be theirs."""
+    for work in works:
+        task = getattr(work, "task", None)
+        if isinstance(task, Features | Images) and not task.fingerprint and not task.entry.make:
+            raise FissileError(
+                f"these trials name {task.data} without the fingerprint of its arrays; pass "
+                "fissile.lab.classifier.bound(works)"
+            )
 
 
 def _side_by_side(works: Sequence[Work], device: str, *, alone: bool) -> int:
@@ -186,6 +198,7 @@ class _Runner:
         self.flying: Flying = {}
         self.pending: deque[list[Work]] = deque()
         self.until = inf
+        self.kept: set[str] = set()  # stored while their batch was still at work
 
     def run(self, missing: Sequence[Work], size: float, networks: int) -> None:
         """Go on until every trial is stored, by us or by another process, or has failed."""
@@ -222,13 +235,16 @@ class _Runner:
         """Count what another process has stored, and return the rest."""
         left = _missing(works, self.store)
         found = [work for work in works if work not in set(left)]
-        self.tally.elsewhere += len(found)
+        mine = sum(work.key in self.kept for work in found)  # of a batch that failed later on
+        self.tally.computed += mine
+        self.tally.elsewhere += len(found) - mine
         self._advance(found)
         return left
 
-    def keep(self, outcome: Outcome) -> None:
+    def keep(self, outcomes: list[Outcome]) -> None:
         """Store what is finished before the rest of its batch."""
-        self.store.add([outcome], self.provenance)
+        self.store.add(outcomes, self.provenance)
+        self.kept |= {one.work.key for one in outcomes}
 
     def _land(self) -> None:
         done, _ = wait(self.flying, return_when=FIRST_COMPLETED)

@@ -171,12 +171,18 @@ class Study:
             )
         count = self.scales[scale].trials if trials is None else whole("trials", trials, least=1)
         found = [
-            changed(work, dict(changes or {}))
+            self._changed(work, changes)
             for setting in self.scales[scale].settings
             for number in range(count)
             for work in self._arms_of(setting, number)
         ]
         return list(dict.fromkeys(found))
+
+    def _changed(self, work: Work, changes: Mapping[str, object] | None) -> Work:
+        try:
+            return changed(work, dict(changes or {}))
+        except FissileError as error:
+            raise FissileError(f"{self.id}: {error}") from None
 
     def data(self, scale: str, changes: Mapping[str, object] | None = None) -> str | None:
         """Return the name of the data set that the study needs, if it needs one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from fissile.data import Formula, Negatives, Others
@@ -95,12 +95,14 @@ class Features:
         classes: keep so many classes, of nested subsets; 0 keeps all.
         validation: test on a part of the training set, and never see the test set.
         fingerprint: of the arrays that were found; results on other arrays are other results.
+        encoder: what made these arrays, as their file says; the catalogue's word if it does not.
     """
 
     data: str = "fashionmnist"
     classes: int = 0
     validation: bool = False
     fingerprint: str = ""
+    encoder: str = field(default="", metadata={"label": True}, compare=False)
 
     def __post_init__(self) -> None:
         whole("classes", self.classes, least=0)
@@ -130,7 +132,7 @@ class Features:
         """Return the task as columns of a table."""
         return {
             "data": self.data,
-            "encoder": self.entry.encoder or "none",
+            "encoder": self.encoder or self.entry.encoder or "none",
             "classes": self.outputs,
             "validation": self.validation,
         }
@@ -140,7 +142,7 @@ class Features:
         tested = "held-out training samples" if self.validation else "the test set"
         return {
             "Data": self.data,
-            "Features": self.entry.encoder or "none: the pixels",
+            "Features": self.encoder or self.entry.encoder or "none",
             "Classes": self.outputs,
             "Tested on": tested,
         }

@@ -71,7 +71,10 @@ class Arm:
     @property
     def name(self) -> str:
         """What tables and figures call it."""
-        return self.split if self.alpha == 1 else f"{self.split}-{self.alpha}"
+        split = self.split
+        if split == "dynamic" and self.grow == "gradient":
+            split = "dynamic-gradient"
+        return split if self.alpha == 1 else f"{split}-{self.alpha}"
 
     def columns(self, *, moving: bool) -> dict[str, object]:
         """Return the arm as columns of a table, how its masks move among them if asked for."""
@@ -143,7 +146,9 @@ class Trial:
     def batch_key(self) -> tuple[object, ...]:
         """Return what trials must share to be trained side by side."""
         task = self.task.size if isinstance(self.task, Boolean) else self.task
-        return self.kind, self.warm_up, self.fine_tune, task, bool(self.embedding)
+        # A bank takes every network's own recipe; a backbone is trained by one for all.
+        recipe = self.recipe if isinstance(self.task, Images) else None
+        return self.kind, self.warm_up, self.fine_tune, task, bool(self.embedding), recipe
 
     @property
     def steps(self) -> int:
@@ -255,7 +260,8 @@ def _spec(part: Any) -> dict[str, Any]:
     found = {}
     for one in fields(part):
         value = getattr(part, one.name)
-        if not (one.metadata.get("later") and value == one.default):
+        at_default = one.metadata.get("later") and value == one.default
+        if not at_default and not one.metadata.get("label"):
             found[one.name] = _spec(value) if is_dataclass(value) else value
     return found
 

@@ -38,6 +38,11 @@ class Claim:
     text: str
     source: str
     check: Check
+    own: bool = False  # ours, not the paper's: it is not counted among those
+
+    def __post_init__(self) -> None:
+        if self.own and not self.text.startswith("Ours: "):
+            object.__setattr__(self, "text", f"Ours: {self.text}")
 
 
 NOTHING = Verdict("no data", "no finished trials to judge it by")

@@ -107,12 +107,14 @@ _SPLITS = {
     "gram": (_GREEN, "^"),
     "2:4": (_BLUE, "P"),
     "dynamic": (_SKY, "o"),
+    "dynamic-gradient": (_BLUE, "o"),
     "overlapping": (_PURPLE, "v"),
     "dropconnect": (_PURPLE, "X"),
 }
 _NAMES = {
     "gram": "Gram split",
-    "dynamic": "moving masks",
+    "dynamic": "moving",
+    "dynamic-gradient": "by gradient",
     "overlapping": "overlapping inputs",
     "dropconnect": "DropConnect",
 }

@@ -53,7 +53,7 @@ class Run:
     @property
     def told(self) -> dict[str, Any]:
         """What the user changed; which data set was found is not of that kind."""
-        return {name: value for name, value in self.changes.items() if name != "fingerprint"}
+        return {k: v for k, v in self.changes.items() if k not in ("fingerprint", "encoder")}
 
 
 def row_values(outcomes: Sequence[Outcome], provenance: Provenance) -> list[tuple[object, ...]]:

@@ -64,6 +64,7 @@ def _study(projection: int, panel: str, table: Mapping[int, Row]) -> Study:
             "The paper states neither alpha (here 4) nor how images are scaled: each channel is "
             "brought to mean 0 and deviation 1 over the training set, without augmentation.",
             "On a GPU, convolutions are computed in bfloat16.",
+            "Accuracy per parameter counts the weights of the classifier alone.",
         ),
     )
 

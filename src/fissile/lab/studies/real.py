@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fissile.lab.claims import Alike, Beats, Claim, Reaches, Trend
 from fissile.lab.studies.common import gram, names, rows
@@ -141,7 +142,7 @@ CIFAR100 = Study(
             "In some scenarios the split doubles dense performance (by the paper's own table the "
             "most is 57 %).",
             "section 5.1",
-            Reaches("improvement", "random-4", least=100.0),
+            Reaches("random-4", least=100.0),
         ),
     ),
     differs=_OPEN,
@@ -190,6 +191,6 @@ CLINC150 = Study(
     arms=_ARMS,
     scales=scales((4, 8, 16, 32, 64, 128), data="clinc150-minilm"),
     figure=sweep_figure(_ARMS),
-    claims=_claims("section 5.1, there of images"),
+    claims=tuple(replace(one, own=True) for one in _claims("section 5.1, there of images")),
     differs=("The paper has no text; its claims on images are held to this setting.",),
 )

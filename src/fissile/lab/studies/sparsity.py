@@ -87,6 +87,7 @@ DEEP = Study(
             for depth in (5, 7, 9)
         ),
     ),
+    differs=("Improvements are means of each trial's; how the paper averages, it does not say.",),
 )  # fmt: skip
 
 IMAGENET1K = Study(
@@ -151,6 +152,13 @@ STRUCTURED = Study(
             {8: {"dense": 53.89, "2:4-2": 61.67, "random-2": 61.92}},
             digits=2,
         ),
+        Published(
+            "eight neurons, alpha 2: relative improvement in %",
+            "improvement",
+            "neurons",
+            {8: {"2:4-2": 14.42, "random-2": 14.89}},
+            digits=2,
+        ),
     ),
     claims=(
         Claim(
@@ -164,14 +172,23 @@ STRUCTURED = Study(
             Beats("2:4-2"),
         ),
     ),
-    differs=("The paper shows eight neurons alone; four and sixteen are added.",),
+    differs=(
+        "The paper shows eight neurons alone; four and sixteen are added.",
+        "The paper's dense network of eight neurons has 53.89 % here, and 57.8 % in other tables.",
+    ),
 )
 
 # --- masks that move
 
-#: Found by `dynamic-search` on held-out training samples, without a look at the test set.
-MOVES: dict[str, Any] = {"every": 200, "fraction": 0.1, "grow": "gradient"}
+#: Found by `dynamic-search` on held-out training samples of EfficientNet-Lite2's features of
+#: CIFAR-100, without a look at the test set.
+MOVES: dict[Grow, dict[str, Any]] = {
+    "random": {"every": 200, "fraction": 0.1},
+    "gradient": {"every": 200, "fraction": 0.1},
+}
 _GROW: tuple[Grow, ...] = ("random", "gradient")
+_MOVING: dict[Grow, str] = {"random": "dynamic-2", "gradient": "dynamic-gradient-2"}
+_WHERE: dict[Grow, str] = {"random": "at random", "gradient": "where the gradient is large"}
 _SEARCH = tuple(
     Arm("dynamic", 2, every=every, fraction=fraction, grow=grow)
     for grow, every, fraction in product(_GROW, (50, 200, 800), (0.03, 0.1, 0.3))
@@ -198,16 +215,20 @@ DYNAMIC_SEARCH = Study(
     },
     figure=(
         tuple(
-            Heat("fraction", "every", "accuracy", "dynamic-2", f"new weights: {grow}",
-                 where={"grow": grow})
-            for grow in _GROW
+            Heat("fraction", "every", "accuracy", arm, f"new weights: {grow}")
+            for grow, arm in _MOVING.items()
         ),
     ),
     claims=(
-        Claim(
-            "The settings that the study `dynamic` uses are the best on held-out samples.",
-            "our own choice",
-            Best("accuracy", MOVES, "dynamic-2"),
+        *(
+            Claim(
+                f"New weights {_WHERE[grow]}: the settings that the study `dynamic` uses are the "
+                "best on held-out samples.",
+                "our own choice",
+                Best("accuracy", MOVES[grow], arm),
+                own=True,
+            )
+            for grow, arm in _MOVING.items()
         ),
     ),
 )  # fmt: skip
@@ -215,7 +236,7 @@ DYNAMIC_SEARCH = Study(
 _DYNAMIC = (
     DENSE,
     Arm("random", 2),
-    Arm("dynamic", 2, **MOVES),
+    *(Arm("dynamic", 2, grow=grow, **moves) for grow, moves in MOVES.items()),
 )
 
 DYNAMIC = Study(
@@ -246,11 +267,20 @@ DYNAMIC = Study(
             "appendix, dynamic sparse training",
             Beats("dynamic-2"),
         ),
+        Claim(
+            "New weights where the gradient is large are better than new weights at random.",
+            "not in the paper",
+            Beats("dynamic-gradient-2", "dynamic-2"),
+            own=True,
+        ),
     ),
     differs=(
         "The paper does not state alpha here: it is 2, as in the rest of that section.",
-        "The paper grows weights at random and chose its settings on what it does not say; ours "
-        "were searched on held-out training samples, growth at random among them.",
+        "The paper grows weights at random; so does the arm that its claims are held to. What it "
+        "chose its settings by, it does not say: ours were searched on held-out training samples.",
+        "Over the split whose masks stay, the paper reports gains of 4.5 % with 4 neurons, 1.9 % "
+        "with 8 and 0.5 % with 16.",
+        "Improvements are means of each trial's; how the paper averages, it does not say.",
     ),
 )
 
@@ -304,7 +334,8 @@ SINGLE_MASK = Study(
             ),
         ),
         Claim(
-            "With many neurons, overlapping inputs are worse than the dense network.",
+            "With many neurons, overlapping inputs are worse than the dense network (the paper: "
+            "“at large expansion factors”).",
             "appendix, DropConnect",
             Together(
                 tuple(
