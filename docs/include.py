@@ -14,8 +14,13 @@ PART = re.compile(r"(<!-- include: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(text, root=ROOT):
-    """Return a text with every marked part as the file it names has it."""
-    return PART.sub(lambda part: part[1] + (root / part[2]).read_text("utf-8") + part[3], text)
+    """Return a text with every marked part as the file it names has it, if there is one."""
+
+    def part(found):
+        path = root / found[2]
+        return found[1] + path.read_text("utf-8") + found[3] if path.exists() else found[0]
+
+    return PART.sub(part, text)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+import torch
 
 import fissile
 from fissile.lab import markdown, report
@@ -278,6 +279,53 @@ def test_claims_as_markdown(store):
     assert {status for _, status in parts} == {verdict.status for _, _, verdict in every}
     assert text.count("<details open>") == any(v.status == "fails" for _, _, v in every)
     assert markdown._markdown("a|b\n<i>*c*\\") == "a\\|b &lt;i>\\*c\\*\\\\"
+
+
+def curved(tmp_path, changes=None):
+    """Results of the study of times, with invented curves: 1 % in every epoch, 2 % in trial 1."""
+    works = STUDIES["timing"].works("smoke", changes={"data": "generated", **(changes or {})})
+    outcomes = [
+        Outcome(work, {"accuracy": 0.5, "nonzeros": 9.0}, 1.0, {"curve": torch.full(
+            (work.warm_up + work.fine_tune,), 0.01 * (1 + work.number))})
+        for work in works
+    ]  # fmt: skip
+    with Store(tmp_path) as store:
+        store.add(outcomes, MADE_BY)
+        wanted = Run("timing", "smoke", None, {"data": "generated", **(changes or {})}, "run")
+        return load(store, wanted)
+
+
+def test_the_dense_network_is_one_network_whenever_others_split(tmp_path):
+    pictures = curved(tmp_path).pictures
+    assert pictures["dense"].tolist() == [[1.0, 1.0], [2.0, 2.0]]  # a row for each trial
+    assert {name: len(rows) for name, rows in pictures.items()} == {
+        "dense": 2, "random-4 after 0": 2, "random-4 after 1": 2,
+    }  # fmt: skip
+
+
+def test_curves_of_several_lengths_are_padded(tmp_path):
+    results = curved(tmp_path, {"fine_tune": 2})  # in all two epochs, or three
+    assert results.pictures["random-4 after 1"].shape == (2, 3)
+    assert report._figure(results, tmp_path / "figures") is not None
+
+
+def test_what_the_networks_saw_is_named_if_it_is_not_the_paper_s(tmp_path):
+    results = curved(tmp_path)
+    assert results.foreign == "generated"
+    assert "generated" in results.note
+    encoded = curved(tmp_path / "other", {"encoder": "timm:resnet18"})
+    assert encoded.foreign == "timm:resnet18"
+    assert encoded.run.told == {"data": "generated"}
+
+
+def test_an_incomplete_run_proves_nothing_yet(tmp_path):
+    results = curved(tmp_path)
+    partly = replace(results, rows=results.rows[:-1])
+    assert partly.done == "7 of 8 trials"
+    for (_, whole), (_, part) in zip(results.verdicts, partly.verdicts, strict=True):
+        assert part.status in ("not significant", "no data")
+        assert whole.status == "no data" or part.numbers.startswith("so far (7 of 8 trials)")
+    assert "timing (generated, 7 of 8 trials)" in markdown.claims_markdown([partly])
 
 
 def test_tables_as_markdown(store):

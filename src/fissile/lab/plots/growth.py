@@ -37,7 +37,8 @@ def grown(axes: Axes, table: DataFrame) -> None:
     # The first epochs climb from nothing; what tells the curves apart is above.
     late = table[table["epoch"] > table["epoch"].max() / 10]
     low, high = late["mean"].min(), late["mean"].max()
-    axes.set_ylim(low - 0.35 * (high - low), high + 0.06 * (high - low))
+    span = (high - low) or 1.0
+    axes.set_ylim(low - 0.35 * span, high + 0.06 * span)
     axes.set(xlabel=named("epoch"), ylabel=named("accuracy", LETTERS))
 
 
