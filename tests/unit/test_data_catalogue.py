@@ -25,6 +25,7 @@ from fissile import FileError, FissileError
 from fissile.data import catalogue, check, load, load_texts, places, write_features
 from fissile.data.catalogue import find
 from fissile.data.entries import ENTRIES, Remote
+from fissile.data.idx import FILES
 
 CLIP = "cifar100-clip-vit-b-16"
 CLIPPED = features(300, 100, 512, 100)
@@ -258,3 +259,38 @@ def test_a_check_raises_nothing(tmp_path):
     assert f"{CIFAR}.tar.gz: " in report.problems[1]
     with pytest.raises(FissileError, match="no data set"):
         check.check("mnist")
+
+
+def test_what_cannot_be_looked_at_is_not_there(tmp_path, monkeypatch):
+    for name in ("fashionmnist", "cifar100-clip"):
+        assert find(name, tmp_path / ("a" * 300)) is None
+        assert find(name, Path("a\0b")) is None
+
+    def forbidden(*_):
+        raise PermissionError(13, "Permission denied")
+
+    for method in ("is_file", "glob"):
+        monkeypatch.setattr(Path, method, forbidden)
+    assert find("fashionmnist", tmp_path) is None
+    assert find("cifar100-clip", tmp_path) is None
+
+
+def test_half_a_download_is_not_the_set(tmp_path):
+    folder = fashion(tmp_path)
+    assert find("fashionmnist", tmp_path).path == folder
+    (folder / f"{FILES[0]}.gz").rename(folder / f"{FILES[0]}.gz.part")
+    assert find("fashionmnist", tmp_path) is None
+    (folder / FILES[0]).write_bytes(b"unpacked")
+    found = find("fashionmnist", tmp_path)
+    assert found.path == folder
+    assert len(found.entry.files[0].within(folder)) == 4
+
+
+def test_the_advice_names_encoders_that_there_are():
+    from fissile.embed.families import FAMILIES
+
+    specs = [
+        spec for entry in ENTRIES.values() for spec in re.findall(r"--encoder (\S+)", entry.get)
+    ]
+    assert len(specs) == sum(entry.kind == "features" for entry in ENTRIES.values())
+    assert {spec.partition(":")[0] for spec in specs} <= set(FAMILIES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -23,7 +25,7 @@ from fissile.data.catalogue import entry, find
 from fissile.data.check import Report
 from fissile.data.check import check as check_set
 from fissile.data.download import download
-from fissile.data.entries import ENTRIES, Entry
+from fissile.data.entries import ENTRIES, Entry, Remote
 from fissile.data.places import places
 from fissile.errors import FissileError
 
@@ -122,25 +124,38 @@ def get(context: typer.Context, name: Name, data: Data = None) -> None:
         raise FissileError(f"{name} cannot be downloaded. To get it: {known.get}")
     typer.echo(f"Terms of {name}: {known.terms}")
     place = places(data)[0]
-    with _bar() as bar:
-        for remote in known.urls:
-            task = bar.add_task(Path(remote.to).name, total=None)
-
-            def advance(done: int, total: int | None, task: int = task) -> None:
-                bar.update(task, completed=done, total=total)  # type: ignore[arg-type]
-
-            try:
-                download(remote.url, place / remote.to, md5=remote.md5, progress=advance)
-            except KeyboardInterrupt:
-                typer.echo("Stopped. What came is kept; the same command goes on.", err=True)
-                raise typer.Exit(130) from None
+    # Only a checksum tells a damaged file before it is read; without one, the check does.
+    old = [r for r in known.urls if not r.md5 and (place / r.to).is_file()]
+    _download(known.urls, place)
     report = check_set(name, place)
+    if report.problems and old:
+        typer.echo(f"{report.problems[0]}\nDownloading it anew.", err=True)
+        _download(old, place, anew=True)
+        report = check_set(name, place)
     _print(report)
     if report.problems:
+        if report.path is not None:
+            typer.echo(f"  delete {report.path} and run this again")
         raise typer.Exit(1)
 
 
 # --- helpers
+
+
+def _download(remotes: Sequence[Remote], place: Path, *, anew: bool = False) -> None:
+    with _bar() as bar:
+        for remote in remotes:
+            task = bar.add_task(Path(remote.to).name, total=None)
+
+            def advance(done: int, total: int | None, task: TaskID = task) -> None:
+                bar.update(task, completed=done, total=total)
+
+            to = place / remote.to
+            try:
+                download(remote.url, to, md5=remote.md5, progress=advance, anew=anew)
+            except KeyboardInterrupt:
+                typer.echo("Stopped. What came is kept; the same command goes on.", err=True)
+                raise typer.Exit(130) from None
 
 
 def _bar() -> Progress:

@@ -13,7 +13,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.lib import format as npy
@@ -47,11 +47,16 @@ class About(NamedTuple):
     @staticmethod
     def parsed(encoder: object, names: object) -> About:
         """From what a file holds, or an error of ours."""
-        if not isinstance(encoder, str) or len(encoder) > 1000:
+        if not _is_text(encoder) or len(encoder) > 1000:
             raise FileError("its encoder is no short text; write it again")
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, list | tuple) or not all(map(_is_text, names)):
             raise FileError("its names are no list of texts; write it again")
         return About(encoder, tuple(names))
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    # What is not printable could be a command to the terminal that it is shown on.
+    return isinstance(value, str) and value.isprintable()
 
 
 class _Header(NamedTuple):

@@ -75,8 +75,7 @@ def _files(found: Found) -> tuple[tuple[Path, int], ...]:
     if found.path.is_file():
         paths = [found.path]
     else:
-        patterns = {p for layout in found.entry.files for p in layout.inside}
-        paths = sorted({path for pattern in patterns for path in found.path.glob(pattern)})
+        paths = sorted({p for layout in found.entry.files for p in layout.within(found.path)})
     return tuple((path, path.stat().st_size) for path in paths)
 
 

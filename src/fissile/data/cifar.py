@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fissile.data.archive import unpacked
 from fissile.data.disk import reading
 from fissile.data.inert import read_pickle
 from fissile.data.sets import Labelled
-from fissile.data.tables import rows
+from fissile.data.tables import rows, total
 from fissile.errors import FileError, needs
 
 __all__ = ["read_cifar"]
 
 _PARTS = ("train", "test", "meta")
-_MOST = 2**29  # bytes of a part; the training images are 153,600,000
+_MOST = 2**28  # bytes of all parts; they have 186 million
+_ROWS = 70_000  # of both splits; they have 60,000
+_NAMES = 1000
+_BATCH = 64  # a few images at a time: in a table, a thousand can be one, repeated
+_ENCODED = 2**16  # bytes of an image file; a PNG of 32 x 32 has 3,200 at most, and some chunks
 _COLUMNS = {False: "fine_label", True: "coarse_label"}
 
 
@@ -56,20 +60,8 @@ def _unpacked(folder: Path) -> dict[str, bytes]:
 
 def _packed(path: Path) -> dict[str, bytes]:
     """The three parts straight out of the archive; nothing is written to disk."""
-    parts: dict[str, bytes] = {}
-    size = 0
-    with tarfile.open(path, "r:gz") as archive:
-        for member in archive:
-            name = PurePosixPath(member.name)
-            size += member.size
-            if name.is_absolute() or ".." in name.parts or size > _MOST:
-                raise FileError(f"it holds {member.name[:80]!r}, refused; get the original")
-            if name.parent.name != "cifar-100-python" or name.name not in _PARTS:
-                continue
-            file = archive.extractfile(member) if member.isreg() else None
-            if file is None or name.name in parts:
-                raise FileError(f"{name} is no file or there twice, refused; get the original")
-            parts[name.name] = file.read()
+    found = unpacked(path, {f"cifar-100-python/{part}" for part in _PARTS}, _MOST)
+    parts = {name.rpartition("/")[2]: content for name, content in found.items()}
     if missing := [part for part in _PARTS if part not in parts]:
         raise FileError(f"it holds no cifar-100-python/{missing[0]}; get the original")
     return parts
@@ -83,8 +75,10 @@ def _from_pickles(parts: dict[str, bytes], column: str) -> Labelled:
         (_images(read[part].get("data")), _labels(read[part].get(f"{column}s")))
         for part in ("train", "test")
     )
-    names = tuple(_plain(name) for name in read["meta"].get(f"{column}_names", []))
-    return Labelled(x, y, x_test, y_test, names)
+    names = read["meta"].get(f"{column}_names", [])
+    if not isinstance(names, list) or len(names) > _NAMES:
+        raise FileError("its names are no list of texts; get the original")
+    return Labelled(x, y, x_test, y_test, tuple(_plain(name) for name in names))
 
 
 def _fields(found: Any, part: str) -> Mapping[str, Any]:
@@ -94,6 +88,9 @@ def _fields(found: Any, part: str) -> Mapping[str, Any]:
 
 
 def _plain(text: Any) -> str:
+    # Nothing else has a text: a list that holds itself many times over would fill the memory.
+    if not isinstance(text, str | bytes) or len(text) > 1000:
+        raise FileError("it holds a name that is no short text; get the original")
     return text.decode() if isinstance(text, bytes) else str(text)
 
 
@@ -107,36 +104,61 @@ def _images(data: Any) -> NDArray[np.uint8]:
 
 
 def _labels(labels: Any) -> NDArray[np.int64]:
-    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
-        labels = labels.tolist()
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+    array = isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1
+    listed = isinstance(labels, list) and all(type(label) is int for label in labels)
+    if not (array or listed) or len(labels) > _ROWS:
         raise FileError("its labels are no list of whole numbers; get the original")
     return np.array(labels, dtype=np.int64)
 
 
 def _from_tables(path: Path, column: str) -> Labelled:
-    (x, y), (x_test, y_test) = (_table(path, part, column) for part in ("train", "test"))
+    files = {part: sorted(path.glob(f"{part}-*.parquet")) for part in ("train", "test")}
+    counts = {part: total(paths) for part, paths in files.items()}
+    if sum(counts.values()) > _ROWS:
+        raise FileError(f"it claims {sum(counts.values()):,} images, more than {_ROWS:,}; refused")
+    (x, y), (x_test, y_test) = (
+        _table(files[part], counts[part], part, column) for part in ("train", "test")
+    )
     return Labelled(x, y, x_test, y_test, _names(path, column))
 
 
-def _table(path: Path, part: str, column: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    images: list[NDArray[np.uint8]] = []
+def _table(
+    paths: list[Path], count: int, part: str, column: str
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    images = np.empty((count, 32, 32, 3), np.uint8)
     labels: list[Any] = []
-    for batch in rows(sorted(path.glob(f"{part}-*.parquet")), ["img", column]):
-        images += [_decoded(row) for row in batch.column(0).to_pylist()]
+    for batch in rows(paths, ["img", column], _BATCH, once=["img.bytes", "img.path"]):
+        if len(labels) + len(batch) > count:
+            raise FileError(f"{part} holds more images than it claims; get it again")
+        for at, file in enumerate(_image_files(batch.column(0)), len(labels)):
+            images[at] = _decoded(file)
         labels += batch.column(1).to_pylist()
-    if not images:
-        raise FileError(f"it holds no images in {part}-*.parquet; get it again")
-    return np.stack(images), _labels(labels)
+    if not labels or len(labels) != count:
+        raise FileError(f"it holds no images in {part}-*.parquet, or too few; get it again")
+    return images, _labels(labels)
 
 
-def _decoded(row: Any) -> NDArray[np.uint8]:
+def _image_files(column: Any) -> list[Any]:
+    """The bytes of each row's image."""
+    from pyarrow import types  # type: ignore[import-untyped]
+
+    kind = column.type
+    if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        raise FileError("a row holds no image; get it again")
+    files = column.field("bytes")
+    if not types.is_dictionary(files.type):
+        files = files.dictionary_encode()
+    known = files.dictionary
+    return [None if at is None else known[at].as_py() for at in files.indices.to_pylist()]
+
+
+def _decoded(file: Any) -> NDArray[np.uint8]:
     """One PNG or WebP of 32 x 32 colour pixels; its header is looked at before the rest."""
     from PIL import Image
 
-    if not isinstance(row, dict) or not isinstance(row.get("bytes"), bytes):
-        raise FileError("a row holds no image; get it again")
-    with Image.open(io.BytesIO(row["bytes"]), formats=("PNG", "WEBP")) as image:
+    if not isinstance(file, bytes) or len(file) > _ENCODED:
+        raise FileError("a row holds no image, or a large one; get it again")
+    with Image.open(io.BytesIO(file), formats=("PNG", "WEBP")) as image:
         if image.size != (32, 32) or image.mode != "RGB":
             raise FileError(f"an image is {image.mode} of {image.size}, not RGB of 32 x 32")
         return np.asarray(image)
@@ -153,4 +175,4 @@ def _names(path: Path, column: str) -> tuple[str, ...]:
     names = found.get(column) if isinstance(found, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise FileError(f"names.json has no list {column}; get it again")
-    return tuple(names)
+    return tuple(_plain(name) for name in names)

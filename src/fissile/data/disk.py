@@ -11,10 +11,23 @@ from pathlib import Path
 
 from fissile.errors import FileError, FissileError
 
-__all__ = ["IN_MEMORY", "PACKED", "reading", "replacing", "replacing_folder"]
+__all__ = ["IN_MEMORY", "PACKED", "printable", "reading", "replacing", "replacing_folder"]
 
 IN_MEMORY = 2**34  # bytes of one array that may be read into memory; larger ones must be mapped
 PACKED = 1032  # no deflated byte stands for more than this many, so a larger claim is a lie
+_SHOWN = 300  # characters of a message
+_PATH = 4096
+
+
+def printable(text: str, most: int = _SHOWN) -> str:
+    """A text that may come from a file, as a terminal can show it: short, and without commands.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    if len(text) > most:  # the middle goes; the advice is at the end
+        text = f"{text[: most - 100]} ... {text[-95:]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 @contextmanager
@@ -26,18 +39,21 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     Traceback (most recent call last):
     fissile.errors.FileError: torn.npz: damaged or not what it claims to be: no data left; ...
     """
+    shown = printable(str(path), _PATH)
     try:
         yield
     except FissileError as error:
-        raise FileError(f"{path}: {error}") from None
+        raise FileError(f"{shown}: {printable(str(error))}") from None
     except FileNotFoundError as error:
-        raise FileError(f"{error.filename or path}: there is no such file; give another") from None
+        missing = printable(str(error.filename or path), _PATH)
+        raise FileError(f"{missing}: there is no such file; give another") from None
     except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
+        why = printable(error.strerror or str(error))
+        raise FileError(f"{shown}: cannot be read: {why}") from None
     except Exception as error:  # parsers of others raise what they like
-        why = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        why = printable(str(error).strip().split("\n")[0][:200]) or type(error).__name__
         raise FileError(
-            f"{path}: damaged or not what it claims to be: {why}; get or make it again"
+            f"{shown}: damaged or not what it claims to be: {why}; get or make it again"
         ) from None
 
 
@@ -98,7 +114,7 @@ def _swap(new: Path, path: Path) -> None:
 
 
 def _settle(path: Path) -> None:
-    with open(path, "rb") as written:
+    with open(path, "r+b") as written:  # Windows flushes only what may be written to
         os.fsync(written.fileno())
 
 

@@ -11,7 +11,8 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,7 @@ Progress = Callable[[int, int | None], None]  # bytes so far, and in all if that
 _PIECE = 2**18
 _PATIENCE = 30  # seconds without a byte
 _MOST = 2**36  # bytes; nothing in the catalogue is near
+_BUSY = "{}: another process is downloading this; wait for it"
 _CUT = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
@@ -47,28 +49,35 @@ def download(
     md5: str = "",
     progress: Progress = lambda done, total: None,
     most: int = _MOST,
+    anew: bool = False,
 ) -> Path:
     """Download a file; what an earlier try left in ``.part`` is kept if the server allows.
 
     >>> download("https://example.org/a.tar.gz", Path("a.tar.gz"), md5="9e107d9d372bb6826bd8...")
     PosixPath('a.tar.gz')
+
+    A file that is there stays, unless its md5 is wrong or it is wanted `anew`; then it stays until
+    the new one is whole.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise FissileError(f"{url} is no web address; give one that begins with http or https")
     part, note = _beside(to)
     try:
-        if to.is_file() and (not md5 or checksum(to) == md5):
+        if not anew and _is_there(to, md5):
             return to
         to.parent.mkdir(parents=True, exist_ok=True)
-        _fetch(url, part, note, progress, most)
-        if md5 and (found := checksum(part)) != md5:
-            _forget(part, note)
-            raise FileError(
-                f"{url}: its md5 is {found}, not {md5}: damaged on the way or changed by its "
-                "source; try again, or get it by hand"
-            )
-        os.replace(part, to)
-        note.unlink(missing_ok=True)
+        with _held(part, note):
+            if not anew and _is_there(to, md5):  # another process was quicker
+                return to
+            _fetch(url, part, note, progress, most)
+            if md5 and (found := checksum(part)) != md5:
+                _forget(part, note)
+                raise FileError(
+                    f"{url}: its md5 is {found}, not {md5}: damaged on the way or changed by its "
+                    "source; try again, or get it by hand"
+                )
+            os.replace(part, to)
+            note.unlink(missing_ok=True)
     except _CUT as error:
         raise FileError(f"{url}: {_why(error)}") from None
     except OSError as error:
@@ -83,17 +92,61 @@ def _beside(to: Path) -> tuple[Path, Path]:
     return to.with_name(f"{to.name}.part"), to.with_name(f"{to.name}.part.json")
 
 
+def _is_there(to: Path, md5: str) -> bool:
+    return to.is_file() and (not md5 or checksum(to) == md5)
+
+
+@contextmanager
+def _held(part: Path, note: Path) -> Iterator[None]:
+    """Keep other processes out of a part; at the end, one that is empty goes."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, where an open file could not be moved to its place either
+        yield
+        return
+    with open(part, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileError(_BUSY.format(part)) from None
+        except OSError:  # a network drive without locks
+            pass
+        if not _is_at(file, part):  # whoever held it has just moved it to its place
+            raise FileError(_BUSY.format(part))
+        try:
+            yield
+        finally:
+            if _is_at(file, part) and not os.fstat(file.fileno()).st_size:
+                _forget(part, note)
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def _fetch(url: str, part: Path, note: Path, progress: Progress, most: int) -> None:
+    for _ in range(2):
+        if _fetched(url, part, note, progress, most):
+            return
+        # The rest of another file is of no use: begin again, in the same file, which is locked.
+        note.unlink(missing_ok=True)
+        part.write_bytes(b"")
+    raise FileError(f"{url}: the server sends a part when asked for the whole; get it by hand")
+
+
+def _fetched(url: str, part: Path, note: Path, progress: Progress, most: int) -> bool:
+    """Whether the whole file came; if not, what came is the rest of another."""
     earlier = _noted(note, url)
     start = part.stat().st_size if earlier is not None and part.is_file() else 0
     if start and earlier is not None and start == earlier.size:
-        return None
+        return True
     with _opened(url, start, earlier) as answer:
         version = _version(url, answer)
         if answer.status == 206 and not _goes_on(answer, start, version, earlier):
-            # The rest of another file is of no use: begin again.
-            _forget(part, note)
-            return _fetch(url, part, note, progress, most)
+            return False
         start = start if answer.status == 206 else 0
         if (version.size or 0) > most:
             raise FileError(f"{url} has {version.size:,} bytes, more than {most:,}; refused")
@@ -104,7 +157,12 @@ def _fetch(url: str, part: Path, note: Path, progress: Progress, most: int) -> N
             os.fsync(file.fileno())
     if version.size is not None and done != version.size:
         raise ConnectionError(f"the connection was cut after {done:,} of {version.size:,} bytes")
-    return None
+    if (size := part.stat().st_size) != done:
+        _forget(part, note)
+        raise FileError(
+            f"{part} has {size:,} bytes, not {done:,}: another program writes to it; try again"
+        )
+    return True
 
 
 def _copy(

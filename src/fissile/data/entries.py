@@ -100,7 +100,7 @@ _ALL = [
         "fashionmnist", "grey photographs of clothes, 28 x 28", "MIT", "images",
         (28, 28), 10, 60_000, 10_000,
         files=tuple(
-            Layout(folder, tuple(f"{name}*" for name in FILES))
+            Layout(folder, tuple(f"{name}[.gz]" for name in FILES))
             for folder in ("fashion-mnist", "fashionmnist")
         ),
         get="fissile data get fashionmnist, or on Debian and Ubuntu: apt install "
@@ -109,7 +109,7 @@ _ALL = [
             Remote(f"{_FASHION}/{name}.gz", f"fashion-mnist/{name}.gz", md5)
             for name, md5 in zip(FILES, _FASHION_MD5, strict=True)
         ),
-        read=lambda path: read_idx_folder(path, _CLOTHES),
+        read=lambda path: read_idx_folder(path, _CLOTHES, most=2**26),
         fingerprint="ad7b16dc82fbed35",
     ),
     Entry(

@@ -59,7 +59,7 @@ def write_features(path: str | os.PathLike[str], data: Labelled) -> None:
     """
     path = Path(path)
     arrays = dict(zip(KEYS, (data.x, data.y, data.x_test, data.y_test), strict=True))
-    about = About(data.encoder, data.names)
+    about = About.parsed(data.encoder, data.names)  # what could not be read is not written
     if path.suffix == ".npz":
         with replacing(path) as beside:
             write_npz(beside, arrays, about)

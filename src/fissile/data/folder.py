@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile.data.disk import reading
-from fissile.errors import FileError, needs, whole
+from fissile.errors import FileError, needs
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,6 +26,7 @@ __all__ = ["ImageFolder", "Listing", "decode", "square"]
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+_PIXELS = 50_000_000  # of one image; a small file can claim many more
 _TEST = ("test", "val", "validation")  # the first that is there
 
 
@@ -41,20 +42,6 @@ class Listing:
     paths: tuple[str, ...]
     labels: NDArray[np.int64]
     names: tuple[str, ...]
-
-    def batches(
-        self, size: int, side: int = 224
-    ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        """Images (size, side, side, 3) and their labels, in order, a batch at a time.
-
-        >>> images, labels = next(listing.batches(64, side=224))
-        """
-        whole("size", size, least=1)
-        whole("side", side, least=1)
-        for start in range(0, len(self.paths), size):
-            chosen = slice(start, start + size)
-            images = [square(decode(path), side) for path in self.paths[chosen]]
-            yield np.stack(images), self.labels[chosen]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +65,8 @@ class ImageFolder:
             if not (root / "train").is_dir() or test is None:
                 raise FileError("it has no folders train and test (or val); give its parent")
             names = tuple(sorted(_folders(root / "train")))
+            if strange := [name for name in names if not name.isprintable()]:
+                raise FileError(f"the class {strange[0]!r} is no plain text; rename its folder")
             if len(names) < 2:
                 raise FileError("train has fewer than two folders; give one folder per class")
             if unknown := set(_folders(root / test)) - set(names):
@@ -99,7 +88,9 @@ def decode(path: str | os.PathLike[str]) -> Image:
     from PIL import Image
 
     with reading(path), Image.open(path, formats=_FORMATS) as image:
-        return image.convert("RGB")
+        if image.width * image.height > _PIXELS:
+            raise FileError(f"it has more than {_PIXELS:,} pixels; make it smaller")
+        return _eight_bits(image).convert("RGB")
 
 
 def square(image: Image, side: int) -> NDArray[np.uint8]:
@@ -111,6 +102,18 @@ def square(image: Image, side: int) -> NDArray[np.uint8]:
     from PIL import Image, ImageOps
 
     return np.asarray(ImageOps.fit(image, (side, side), Image.Resampling.BICUBIC))
+
+
+def _eight_bits(image: Image) -> Image:
+    """Bring grey of 16 bits to 8, which Pillow would clip: almost all would come out white."""
+    from PIL import Image
+
+    # Up to Pillow's version 10 a PNG of 16 bits has the mode I, as a PGM has to this day.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise FileError("it has 32 bits a pixel, of unknown range; save it with 8 or 16")
+    return image
 
 
 def _folders(path: Path) -> list[str]:

@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fissile.data.disk import IN_MEMORY, PACKED, reading
+from fissile.data.disk import PACKED, reading
 from fissile.data.sets import Labelled
 from fissile.errors import FileError
 
@@ -27,10 +27,12 @@ FILES = (
     "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte",
 )  # fmt: skip
 _BYTES = 0x08  # the type code of bytes, the only one these files use
+_MOST = 2**30  # bytes of a file, unpacked; MNIST and its relatives have 47 million
+_PIECE = 2**20
 
 
-def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
-    """Read the bytes of an IDX file, after checking that there can be as many as it claims.
+def read_idx(path: str | os.PathLike[str], most: int = _MOST) -> NDArray[np.uint8]:
+    """Read the bytes of an IDX file, after checking that it claims no more than there can be.
 
     >>> read_idx("t10k-labels-idx1-ubyte.gz")[:3]
     array([9, 2, 1], dtype=uint8)
@@ -38,7 +40,7 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
     path = Path(path)
     with reading(path), open(path, "rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
-        most = path.stat().st_size * (PACKED if packed else 1)
+        most = min(most, path.stat().st_size * (PACKED if packed else 1))
         raw.seek(0)
         if not packed:
             return _array(raw, most)
@@ -46,7 +48,7 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
             return _array(file, most)  # type: ignore[arg-type]
 
 
-def read_idx_folder(path: Path, names: tuple[str, ...] = ()) -> Labelled:
+def read_idx_folder(path: Path, names: tuple[str, ...] = (), most: int = _MOST) -> Labelled:
     """Read the four files of MNIST or a relative, gzipped or not.
 
     >>> read_idx_folder(Path("/usr/share/datasets/fashion-mnist")).x.shape
@@ -54,7 +56,8 @@ def read_idx_folder(path: Path, names: tuple[str, ...] = ()) -> Labelled:
     """
     zipped = [path / f"{name}.gz" for name in FILES]
     arrays = [
-        read_idx(z if z.is_file() else path / name) for z, name in zip(zipped, FILES, strict=True)
+        read_idx(z if z.is_file() else path / name, most)
+        for z, name in zip(zipped, FILES, strict=True)
     ]
     with reading(path):
         x, y, x_test, y_test = arrays
@@ -69,11 +72,15 @@ def _array(file: IO[bytes], most: int) -> NDArray[np.uint8]:
         raise FileError(f"it holds type {magic[2]:#04x} in {magic[3]} dimensions, not bytes")
     shape = struct.unpack(f">{magic[3]}I", file.read(4 * magic[3]))
     size = math.prod(shape)
-    if size > min(most, IN_MEMORY):
+    if size > most:
         raise FileError(f"it claims {size:,} bytes, more than it can hold; get it again")
-    data = file.read(size)
-    if len(data) != size:
-        raise FileError(f"it is cut short: {len(data):,} of {size:,} bytes; get it again")
+    data = np.empty(size, np.uint8)  # filled piece by piece, so that nothing is held twice
+    done = 0
+    while piece := file.read(min(_PIECE, size - done)):
+        data[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
+        done += len(piece)
+    if done != size:
+        raise FileError(f"it is cut short: {done:,} of {size:,} bytes; get it again")
     if file.read(1):
         raise FileError(f"it goes on after the {size:,} bytes it claims; get it again")
-    return np.frombuffer(bytearray(data), np.uint8).reshape(shape)
+    return data.reshape(shape)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import pickletools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,10 @@ _VALUES = {
 }  # fmt: skip
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _MARK = object()
+_MOST = 2**20  # operations; the training part of CIFAR-100 takes some 200,000
+_CONTAINERS = 2**12  # lists, tables and tuples; it takes some twenty
+_DIMENSIONS = 8
+_MAKERS = {"EMPTY_LIST", "EMPTY_DICT", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE"}
 
 
 class _Symbol(str):
@@ -65,7 +69,9 @@ def read_pickle(data: bytes) -> Any:
     fissile.errors.FileError: it contains code (os system), refused; get it from its home page
     """
     machine = _Machine(len(data))
-    for opcode, argument, _ in pickletools.genops(data):
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if count > _MOST:
+            raise FileError("it takes more steps than honest data; get it from its home page")
         if opcode.name == "STOP":
             return _filled(machine.pop())
         machine.step(opcode.name, argument)
@@ -88,6 +94,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.left = size  # bytes that may still be made out of text; honest pickles need no more
+        self.containers = 0
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is _MARK:
@@ -119,11 +126,17 @@ class _Machine:
         elif name in ("BINGET", "LONG_BINGET"):
             self.stack.append(self.memo[argument])
         elif (step := _STEPS.get(name)) is not None:
+            self.count(name)
             step(self)
         elif name == "GLOBAL":
             self.stack.append(_symbol(*argument.split(" ", 1)))
         elif name not in ("PROTO", "FRAME"):
             raise FileError(f"it contains code ({name}), refused; get it from its home page")
+
+    def count(self, name: str) -> None:
+        self.containers += name in _MAKERS
+        if self.containers > _CONTAINERS:
+            raise FileError("it holds more lists and tables than honest data; get the original")
 
     def memoize(self) -> None:
         self.memo[len(self.memo)] = self.top(object)
@@ -168,7 +181,7 @@ class _Machine:
             self.stack.append(array)
         elif symbol == "dtype" and arguments:
             self.stack.append(_dtype(arguments[0]))
-        elif symbol == "encode" and arguments[1:] in (("latin1",), ("latin-1",)):
+        elif symbol == "encode" and _is_latin(arguments):
             self.left -= len(arguments[0])
             if self.left < 0:
                 raise FileError("it grows beyond its size; get it again")
@@ -210,16 +223,28 @@ _STEPS: dict[str, Callable[[_Machine], None]] = {
 }
 
 
-def _symbol(module: Hashable, name: Hashable) -> _Symbol:
+def _is_latin(arguments: tuple[Any, ...]) -> bool:
+    text, *code = arguments or (None,)
+    return isinstance(text, str) and code in (["latin1"], ["latin-1"])
+
+
+def _symbol(module: Any, name: Any) -> _Symbol:
+    # Only texts are looked up or shown: tuples within tuples, each shared by the next, would be
+    # hashed and written out 2**depth times.
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise FileError("it contains code (STACK_GLOBAL), refused; get it from its home page")
     if (module, name) not in _SYMBOLS:
-        raise FileError(f"it contains code ({module} {name}), refused; get it from its home page")
-    return _Symbol(_SYMBOLS[module, name])  # type: ignore[index]
+        shown = f"{module} {name}"[:80]
+        raise FileError(f"it contains code ({shown}), refused; get it from its home page")
+    return _Symbol(_SYMBOLS[module, name])
 
 
 def _dtype(code: Any) -> _Dtype:
+    if not isinstance(code, str | bytes):
+        raise FileError("it holds an array of no known type, refused; get it again")
     text = code.decode("latin-1") if isinstance(code, bytes) else code
     if text not in _DTYPES:
-        raise FileError(f"it holds an array of {text!r}, refused; get it again")
+        raise FileError(f"it holds an array of {text[:20]!r}, refused; get it again")
     return _Dtype(text)
 
 
@@ -227,7 +252,8 @@ def _array(raw: Any, dtype: Any, shape: Any, *, fortran: bool) -> NDArray[Any]:
     """The array over the bytes that are there; its shape must account for all of them."""
     if not isinstance(raw, bytes | bytearray) or not isinstance(dtype, _Dtype):
         raise FileError("it holds an array that is not made of bytes, refused; get it again")
-    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+    few = isinstance(shape, tuple) and len(shape) <= _DIMENSIONS  # their product stays a number
+    if not few or not all(type(n) is int and n >= 0 for n in shape):
         raise FileError("it holds an array of no shape; get it again")
     kind = np.dtype("<" + dtype.code)
     if math.prod(shape) * kind.itemsize != len(raw):

@@ -25,17 +25,32 @@ class Layout:
     """
 
     path: str
-    inside: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()  # patterns; one that ends in [.gz] is of files packed or not
 
     def find(self, place: Path) -> Path | None:
         """Its path if it is in that place; nothing is opened."""
         path = place / self.path
-        if not self.inside:
-            return path if path.is_file() else None
-        return path if all(any(path.glob(pattern)) for pattern in self.inside) else None
+        try:
+            there = all(map(any, self._matches(path))) if self.inside else path.is_file()
+        except (OSError, ValueError):  # not ours to read, or no name a disk can have
+            return None
+        return path if there else None
+
+    def within(self, path: Path) -> list[Path]:
+        """The files of its folder, where it was found."""
+        return [file for files in self._matches(path) for file in files]
+
+    def _matches(self, path: Path) -> list[list[Path]]:
+        """What matches each pattern."""
+        return [[file for way in _ways(p) for file in path.glob(way)] for p in self.inside]
 
     def __str__(self) -> str:
         return f"{self.path}/{{{', '.join(self.inside)}}}" if self.inside else self.path
+
+
+def _ways(pattern: str) -> list[str]:
+    name = pattern.removesuffix("[.gz]")
+    return [name] if name == pattern else [name, f"{name}.gz"]
 
 
 def places(data: Path | None = None) -> list[Path]:

@@ -107,6 +107,8 @@ class Labelled:
 
         >>> data.some_classes(40).classes
         40
+
+        The samples that stay are copied into memory, those of a mapped file too.
         """
         if whole("count", count, least=2) > self.classes:
             raise FissileError(f"there are {self.classes} classes, not {count}; give fewer")
@@ -129,7 +131,8 @@ class Labelled:
         >>> data.held_out(0.1)  # a tenth of each class
         >>> data.held_out(5000)
 
-        The test set is not in the result at all.
+        The test set is not in the result at all. The training set is copied into memory, that of a
+        mapped file too.
         """
         count = _held_count(part, len(self.y))
         rng = np.random.default_rng(whole("seed", seed, least=0))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from fissile.data.arrays import About
 from fissile.data.disk import IN_MEMORY
 from fissile.errors import FileError
 
-__all__ = ["read_tables", "rows"]
+__all__ = ["read_tables", "rows", "total"]
 
-_ROWS = 4096  # read in one go
-_WIDEST = 2**20
+_ROWS = 4096  # read in one go, or fewer:
+_BATCH = 2**24  # bytes of them
+_WIDEST = 2**16
+_RATIO, _SPARE = 100, 2**24  # features are packed no smaller than a hundredth, but for a few bytes
 
 
 def read_tables(paths: list[Path]) -> tuple[dict[str, NDArray[Any]], About]:
@@ -31,7 +33,8 @@ def read_tables(paths: list[Path]) -> tuple[dict[str, NDArray[Any]], About]:
     about = _about(paths[0])
     pieces: dict[str, list[NDArray[Any]]] = {f"{k}_{s}": [] for k in "xy" for s in _SPLITS}
     size = 0
-    for batch in rows(paths, ["features", "label", "split"]):
+    few = min(_few(path) for path in paths)
+    for batch in rows(paths, ["features", "label", "split"], few, once=["split"]):
         x, y, split = _matrix(batch.column(0)), _whole(batch.column(1)), _words(batch.column(2))
         for name in _SPLITS:
             chosen = split == name
@@ -49,24 +52,64 @@ def read_tables(paths: list[Path]) -> tuple[dict[str, NDArray[Any]], About]:
 _SPLITS = ("train", "test")
 
 
-def rows(paths: list[Path], columns: list[str]) -> Iterator[Any]:
-    """Some columns of a table in several files, a few thousand rows at a time.
+def rows(
+    paths: list[Path], columns: list[str], count: int, once: Sequence[str] = ()
+) -> Iterator[Any]:
+    """Some columns of a table in several files, at most `count` rows at a time.
 
-    >>> sum(len(batch) for batch in rows([Path("features.parquet")], ["label"]))
+    >>> sum(len(batch) for batch in rows([Path("features.parquet")], ["label"], 4096))
     60000
+
+    Texts in `once` stay as they lie in the file: what many rows share is not repeated for each.
     """
     from pyarrow import parquet  # type: ignore[import-untyped]
 
     for path in paths:
-        with parquet.ParquetFile(path) as file:
+        leaves = [column.path for column in parquet.read_metadata(path).schema]
+        shared = [name for name in once if name in leaves]
+        with parquet.ParquetFile(path, read_dictionary=shared) as file:
             found = file.schema_arrow.names
             if missing := [name for name in columns if name not in found]:
                 raise FileError(
                     f"{path.name} has no column {missing[0]!r}, only {', '.join(found[:8])}; it "
                     f"must have {', '.join(columns)}"
                 )
-            for batch in file.iter_batches(_ROWS, columns=columns):
+            for batch in file.iter_batches(count, columns=columns):
                 yield batch.select(columns)
+
+
+def total(paths: list[Path]) -> int:
+    """How many rows the files claim, without reading any.
+
+    >>> total(sorted(Path("features").glob("*.parquet")))
+    60000
+    """
+    from pyarrow import parquet
+
+    return sum(int(parquet.read_metadata(path).num_rows) for path in paths)
+
+
+def _few(path: Path) -> int:
+    """How many rows to read in one go, after checking that there can be as many numbers as claimed.
+
+    Equal numbers cost next to nothing in a table, and features are not equal.
+    """
+    from pyarrow import parquet
+
+    about = parquet.read_metadata(path)
+    chunks = (
+        about.row_group(k).column(j)
+        for k in range(about.num_row_groups)
+        for j in range(about.num_columns)
+    )
+    numbers = sum(int(c.num_values) for c in chunks if c.path_in_schema.startswith("features"))
+    size = 8 * numbers
+    if size > min(IN_MEMORY, _SPARE + _RATIO * path.stat().st_size):
+        raise FileError(f"{path.name} claims {size:,} bytes, too many to be true; use .safetensors")
+    width = -(-numbers // max(1, int(about.num_rows)))
+    if width > _WIDEST:
+        raise FileError(f"features have {width:,} numbers, more than {_WIDEST:,}; give fewer")
+    return max(1, min(_ROWS, _BATCH // (8 * max(1, width))))
 
 
 def _about(path: Path) -> About:
@@ -104,7 +147,12 @@ def _whole(column: Any) -> NDArray[np.int64]:
 
 
 def _words(column: Any) -> NDArray[Any]:
-    words = np.array(column.to_pylist(), dtype=object)
-    if strange := {str(word) for word in words} - set(_SPLITS):
-        raise FileError(f"split is {min(strange)!r} in some row; write train or test")
-    return words
+    from pyarrow import types
+
+    if not types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    known = column.dictionary.to_pylist()
+    strange = {str(word)[:20] for word in known} - set(_SPLITS)
+    if strange or column.null_count:
+        raise FileError(f"split is {min(strange, default='')!r} in some row; write train or test")
+    return np.asarray(np.array(known, dtype=object)[column.indices.to_numpy()])
