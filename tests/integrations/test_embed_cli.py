@@ -58,6 +58,25 @@ def fissile(*arguments, cwd, code=0, **env):
     return out if code == 0 else err
 
 
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """Run the command in this process, for the one line that it fails with."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fissile", "embed", *map(str, arguments)])
+        # As the installed command has it: the folder one is in is not among them.
+        monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+        with pytest.raises(SystemExit) as end:
+            main()
+        err = capsys.readouterr().err
+        assert end.value.code == 1
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        return err
+
+    return run
+
+
 def wait_for_rows(part, rows):
     """Wait until so many are finished, and say how many are."""
     until = time.monotonic() + 60
@@ -80,7 +99,7 @@ def folder_of(data, root):
     return root
 
 
-def test_stopped_and_killed_it_makes_the_same_file(tmp_path, monkeypatch):
+def test_stopped_and_killed_it_makes_the_same_file(tmp_path, monkeypatch, refused):
     (tmp_path / "mine.py").write_text(MINE)
     folder_of(generated.images(train=90, test=30, classes=3), tmp_path / "stripes")
     command = ("stripes", "--encoder", "module:mine:Slow", "--batch", 4, "--to", "x.safetensors")
@@ -102,9 +121,8 @@ def test_stopped_and_killed_it_makes_the_same_file(tmp_path, monkeypatch):
     assert before < 120
     assert not (tmp_path / "x.safetensors").exists()
 
-    refused = fissile(*command, "--normalize", cwd=tmp_path, code=1)
-    assert "normalize was False and is True" in refused
-    assert refused.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    assert "normalize was False and is True" in refused(*command, "--normalize")
 
     out = fissile(*command, cwd=tmp_path)
     assert "90 + 30 rows of 12 features, 3 classes, by module:mine:Slow" in out
@@ -112,7 +130,7 @@ def test_stopped_and_killed_it_makes_the_same_file(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     embed(tmp_path / "stripes", "module:mine:Slow", tmp_path / "calm.safetensors", batch=4)
     assert (tmp_path / "x.safetensors").read_bytes() == (tmp_path / "calm.safetensors").read_bytes()
-    assert "is there already" in fissile(*command, cwd=tmp_path, code=1)
+    assert "is there already" in refused(*command)
 
 
 def has(*packages):
@@ -169,7 +187,35 @@ def test_texts_through_a_real_encoder(tmp_path):
     assert (found.y[nearest] == found.y_test).all()
 
 
-def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("library", ["timm", "open_clip"])
+def test_a_library_is_not_taken_from_the_folder_one_is_in(library, tmp_path, monkeypatch, refused):
+    if importlib.util.find_spec(library) is not None:
+        pytest.skip(f"{library} is installed, and comes first")
+    (tmp_path / f"{library}.py").write_text("open('run', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    spec = f"{library}:ViT-B-16/openai"
+    assert f"this needs {library}: pip" in refused("generated-images", "--encoder", spec)
+    assert os.listdir(tmp_path) == [f"{library}.py"]
+
+
+@has("sentence_transformers")
+def test_a_folder_of_a_model_cannot_bring_code_along(tmp_path, monkeypatch, refused):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "evil.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w').close()\nEvil = object")
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "evil.Evil"}]
+    (model / "modules.json").write_text(json.dumps(modules))
+    (model / "config_sentence_transformers.json").write_text("{}")
+    (tmp_path / "clinc150").mkdir()
+    rows = {split: [["is it far", "a"], ["is it near", "b"]] for split in ("train", "test")}
+    (tmp_path / "clinc150/data_full.json").write_text(json.dumps(rows))
+    monkeypatch.chdir(model)
+    command = ("clinc150", "--encoder", f"sentence:{model}", "--data", tmp_path)
+    assert "executes third-party code" in refused(*command)
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_are_one_line(tmp_path, monkeypatch, refused):
     monkeypatch.setenv("FISSILE_DATA", str(tmp_path))
     for arguments, message in [
         (("nowhere", "--encoder", "minilm"), "no folder, nor a set of images or texts"),
@@ -177,13 +223,5 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
         (("imagenet1k-clip", "--encoder", "minilm"), "is features already"),
         (("generated-images", "--encoder", "minilm", "--device", "moon"), "on 'moon' here"),
     ]:
-        monkeypatch.setattr(sys, "argv", ["fissile", "embed", *arguments])
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        with pytest.raises(SystemExit) as end:
-            main()
-        err = capsys.readouterr().err
-        assert end.value.code == 1
-        assert message in err
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
+        assert message in refused(*arguments)
     assert os.listdir(tmp_path) == []

@@ -1,11 +1,8 @@
-"""Features from a frozen encoder: what the file holds, in which order, and what a crash costs."""
+"""Features from a frozen encoder: what the file holds, in which order, and what is refused."""
 
 import errno
-import json
 import os
-import resource
-import signal
-from contextlib import contextmanager
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +14,7 @@ from PIL import Image, ImageOps
 from torch import nn
 
 from fissile import __version__
-from fissile.data.features import read_features
+from fissile.data.features import read_features, write_features
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
 from fissile.embed import embed, encoder, source
@@ -144,6 +141,7 @@ def test_images_in_memory_grey_or_in_colour():
             [coder.prepare(images.open(item)) for item in images.splits["train"].items]
         )
         assert found.shape == (4, coder.width)
+        assert {images.open(item).mode for item in x} == {"RGB"}  # what encoders expect
 
 
 def test_unit_length(tmp_path):
@@ -179,139 +177,31 @@ def test_components_are_fitted_on_the_training_set(tmp_path):
     assert not (tmp_path / "y.npz.part").exists()
 
 
-# --- interruptions
+def test_components_that_float16_does_not_hold(tmp_path):
+    def far(x):
+        return x * 20_000
 
-
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ""])
-@pytest.mark.parametrize("pca", [None, 3])
-def test_an_interruption_at_any_batch_changes_no_byte(tmp_path, suffix, pca):
-    calm = tmp_path / f"calm{suffix}"
-    embed(words(), Letters(), calm, batch=5, pca=pca)
-    batches = 5 + 2  # of 23 and of 9 rows
-    for stop in range(batches):
-        to = tmp_path / f"stopped{stop}{suffix}"
-        first, second = Letters(stop=stop), Letters()
-        with pytest.raises(KeyboardInterrupt):
-            embed(words(), first, to, batch=5, pca=pca)
-        assert not to.exists()
-        embed(words(), second, to, batch=5, pca=pca)
-        assert whole(to) == whole(calm)
-        assert [*first.seen, *second.seen] == [5, 5, 5, 5, 3, 5, 4]  # nothing twice
-        assert not Path(f"{to}.part").exists()
-
-
-def test_what_a_crash_left_behind_the_finished_rows_is_cut_off(tmp_path):
-    embed(words(), Letters(), tmp_path / "calm.npz", batch=5)
-    to = tmp_path / "x.npz"
-    with pytest.raises(KeyboardInterrupt):
-        embed(words(), Letters(stop=2), to, batch=5)
-    with open(f"{to}.part/train.npy", "ab") as file:
-        file.write(b"half a row")
-    embed(words(), Letters(), to, batch=5)
-    assert to.read_bytes() == (tmp_path / "calm.npz").read_bytes()
-
-
-def test_a_crash_after_the_file_is_written(tmp_path, monkeypatch):
-    """The target is there and so are all rows: the second run only tidies up."""
-    to = tmp_path / "x.npz"
-    with monkeypatch.context() as patch:
-        patch.setattr("fissile.embed.part.Part.remove", lambda part: Letters(stop=0).encode([]))
-        with pytest.raises(KeyboardInterrupt):
-            embed(words(), Letters(), to)
-    before, again = to.read_bytes(), Letters()
-    embed(words(), again, to)
-    assert again.seen == []
-    assert to.read_bytes() == before
+    with pytest.raises(FissileError, match="PCA 3 gives more than float16 holds; give --dtype f"):
+        embed(words(), Letters(wrong=far), tmp_path / "x.npz", pca=3)
+    again = Letters()
+    made = embed(words(), again, tmp_path / "x.npz", pca=3, dtype="float32")
+    assert again.seen == []  # the rows are the same for both
+    assert np.abs(made.x).max() > 65504
     assert os.listdir(tmp_path) == ["x.npz"]
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("source", {"source": words(24)}),
-        ("encoder", {"name": "numbers"}),
-        ("weights", {"key": "2"}),
-        ("batch", {"batch": 6}),
-        ("pca", {"pca": 2}),
-        ("normalize", {"normalize": True}),
-        ("dtype", {"dtype": "float32"}),
-    ],
-)
-def test_other_arguments_are_refused(tmp_path, name, change):
-    to, options = tmp_path / "x.npz", {"source": words(), "batch": 5}
-    with pytest.raises(KeyboardInterrupt):
-        embed(encoder=Letters(stop=2), to=to, **options)
-    second = Letters()
-    for key in ("name", "key"):
-        setattr(second, key, change.get(key, getattr(second, key)))
-    changed = options | {k: v for k, v in change.items() if k not in ("name", "key")}
-    with pytest.raises(FileError, match=rf"10 rows of something else: .*{name} was .*begin anew"):
-        embed(encoder=second, to=to, **changed)
-    embed(encoder=Letters(), to=to, **options)  # and the rows are still there
+def test_components_are_not_held_in_memory(tmp_path, monkeypatch):
+    def write(to, data):
+        assert isinstance(data.x, np.memmap)
+        assert isinstance(data.x_test, np.memmap)
+        write_features(to, data)
 
-
-def test_a_beginning_without_rows_binds_nobody(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        embed(words(), Letters(stop=0), tmp_path / "x.npz", batch=23)
-    assert len(embed(words(), Letters(), tmp_path / "x.npz", batch=4).y) == 23
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"what": 1, "done": 2}', '{"what": {}}'])
-def test_a_damaged_part(tmp_path, text):
-    with pytest.raises(KeyboardInterrupt):
-        embed(words(), Letters(stop=1), tmp_path / "x.npz", batch=4)
-    (tmp_path / "x.npz.part/about.json").write_text(text)
-    with pytest.raises(FileError, match="remove it to begin anew"):
-        embed(words(), Letters(), tmp_path / "x.npz", batch=4)
-
-
-def test_rows_that_count_but_are_gone(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        embed(words(), Letters(stop=1), tmp_path / "x.npz", batch=4)
-    (tmp_path / "x.npz.part/train.npy").unlink()
-    with pytest.raises(FileError, match="files are not as long"):
-        embed(words(), Letters(), tmp_path / "x.npz", batch=4)
-
-
-def test_only_one_at_a_time(tmp_path):
-    class Greedy(Letters):
-        def encode(self, batch):
-            with pytest.raises(FileError, match="another process works in"):
-                embed(words(), Letters(), tmp_path / "x.npz")
-            return super().encode(batch)
-
-    embed(words(), Greedy(), tmp_path / "x.npz")
-
-
-@contextmanager
-def room_for(size):
-    """Let larger files fail, as they do on a full disk."""
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
-
-
-def test_a_full_disk_is_one_clear_error_and_costs_nothing(tmp_path):
-    texts = words(1500, 9)
-    calm, to = (tmp_path / f"{name}.safetensors" for name in ("calm", "x"))
-    embed(texts, Letters(), calm, batch=100)
-    with room_for(8000), pytest.raises(FileError, match="finished rows stay there: make room"):
-        embed(texts, Letters(), to, batch=100)
-    done = json.loads((tmp_path / "x.safetensors.part/about.json").read_text())["done"]["train"]
-    assert done == (8000 - 128) // 1000 * 100
-    # All rows fit, the labels beside them do not: the part stays for the next try.
-    with room_for(20_000), pytest.raises(FileError, match="could not write"):
-        embed(texts, Letters(), to, batch=100)
-    assert not to.exists()
-    last = Letters()
-    embed(texts, last, to, batch=100)
-    assert last.seen == []
-    assert to.read_bytes() == calm.read_bytes()
+    monkeypatch.setattr("fissile.embed.run.write_features", write)
+    monkeypatch.setattr("fissile.data.sets._CHUNK", 100)  # bytes: five rows
+    made = embed(words(), Letters(), tmp_path / "x.npz", pca=2, dtype="float32")
+    monkeypatch.undo()
+    calm = embed(words(), Letters(), tmp_path / "calm.npz", pca=2, dtype="float32")
+    np.testing.assert_allclose(made.x, calm.x, rtol=1e-4, atol=1e-5)
 
 
 # --- what cannot be right
@@ -333,7 +223,7 @@ def test_bad_arguments(tmp_path, pictures):
         (words(), Letters(), "x.npz", {"workers": 0}, "workers=0 is not a whole number"),
         ("nowhere", Letters(), "x.npz", {}, "no folder, nor a set .*clinc150"),
         ("cifar100-clip", TINY, "x.npz", {}, "features already"),
-        (words(), Letters(wrong=lambda x: x * 1e9), "x.npz", {}, "give dtype float32"),
+        (words(), Letters(wrong=lambda x: x * 1e9), "x.npz", {}, "give --dtype float32"),
         (words(), Letters(wrong=lambda x: x / 0), "y.npz", {}, "gave NaN or infinity"),
         (words(), Letters(wrong=lambda x: x[:, :2]), "z.npz", {}, "not rows of 5"),
         (words(), Letters(wrong=no_memory), "m.npz", {}, "batch=256 does not fit into memory"),
@@ -343,17 +233,58 @@ def test_bad_arguments(tmp_path, pictures):
             embed(what, coder, tmp_path / to, **options)
 
 
-def test_a_torn_image_is_named_and_costs_nothing(pictures, tmp_path):
-    root = tmp_path / "torn"
-    for path in pictures.glob("*/*/*"):
-        to = root / path.relative_to(pictures)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(path.read_bytes())
+class Careless(Letters):
+    """An encoder whose library raises what it likes."""
+
+    def __init__(self, error, where):
+        super().__init__()
+        self.error, self.where = error, where
+
+    def prepare(self, text):
+        if self.where == "prepare" and text == words().splits["train"].items[7]:
+            raise self.error
+        return super().prepare(text)
+
+    def encode(self, batch):
+        if self.where == "encode" and self.seen:
+            raise self.error
+        return super().encode(batch)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("prepare", "^letters cannot take item 7 of train: expected 3 channels$"),
+        ("encode", "^letters failed .item 4 and after, train.: expected 3 channels$"),
+    ],
+)
+def test_what_an_encoder_raises_is_one_clear_line(where, message, tmp_path):
+    for number, error in enumerate((RuntimeError("expected\n  3 channels"), KeyboardInterrupt())):
+        expected = KeyboardInterrupt if number else FissileError
+        with pytest.raises(expected, match=None if number else message):
+            embed(words(), Careless(error, where), tmp_path / f"{number}.npz", batch=4)
+    mine = FissileError("give another text")
+    with pytest.raises(FissileError, match=r"^give another text$"):
+        embed(words(), Careless(mine, where), tmp_path / "2.npz", batch=4)
+
+
+def test_an_image_that_an_encoder_does_not_take_is_named(pictures, tmp_path):
+    coder = encoder(TINY)
+    coder.prepare = lambda image: 1 / 0
+    with pytest.raises(FissileError, match=r"item 0 of train \(.*cat/0.png\): division by zero"):
+        embed(pictures, coder, tmp_path / "x.npz", batch=4)
+
+
+def test_a_torn_image_is_named_and_others_are_not_mixed_with_it(pictures, tmp_path):
+    root = shutil.copytree(pictures, tmp_path / "torn")
     good = (root / "train/dog/2.png").read_bytes()
     (root / "train/dog/2.png").write_bytes(good[:100])
     with pytest.raises(FileError, match=r"dog/2.png"):
         embed(root, TINY, tmp_path / "x.npz", batch=4)
     (root / "train/dog/2.png").write_bytes(good)
+    with pytest.raises(FileError, match="holds 8 rows of something else: source was"):
+        embed(root, TINY, tmp_path / "x.npz", batch=4)
+    shutil.rmtree(tmp_path / "x.npz.part")
     embed(root, TINY, tmp_path / "x.npz", batch=4)
     embed(pictures, TINY, tmp_path / "calm.npz", batch=4)
     assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "calm.npz").read_bytes()
@@ -363,12 +294,25 @@ def test_a_folder_is_known_by_its_files_not_by_its_place(pictures, tmp_path):
     key = of_folder(pictures).key
     (tmp_path / "elsewhere").symlink_to(pictures)
     assert of_folder(tmp_path / "elsewhere").key == key
-    for path in pictures.glob("*/*/*"):
-        to = tmp_path / "more" / path.relative_to(pictures)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(path.read_bytes())
-    (tmp_path / "more/val/cat/9.png").write_bytes((pictures / "val/cat/0.png").read_bytes())
-    assert of_folder(tmp_path / "more").key != key
+    root = shutil.copytree(pictures, tmp_path / "copy")  # with its times
+    assert of_folder(root).key == key
+    shutil.copy2(pictures / "val/cat/0.png", root / "val/cat/9.png")
+    assert of_folder(root).key != key
+
+
+def test_a_folder_is_known_by_what_its_files_hold(pictures, tmp_path):
+    root = shutil.copytree(pictures, tmp_path / "copy")
+    file, key = root / "train/cat/1.bmp", of_folder(root).key
+    time, content = file.stat().st_mtime_ns, file.read_bytes()
+    file.write_bytes(content + b"0")
+    os.utime(file, ns=(time, time))
+    assert of_folder(root).key != key  # another size
+    file.write_bytes(content[::-1])
+    os.utime(file, ns=(time, time + 1))
+    assert of_folder(root).key != key  # another time
+    file.write_bytes(content)
+    os.utime(file, ns=(time, time))
+    assert of_folder(root).key == key
 
 
 def test_sets_of_the_catalogue():

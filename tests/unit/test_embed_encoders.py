@@ -3,15 +3,17 @@
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+from fissile.__main__ import main
 from fissile.data.entries import ENTRIES
 from fissile.embed import encoder
-from fissile.embed.frozen import TextEncoder, fingerprint
+from fissile.embed.frozen import ImageEncoder, TextEncoder, fingerprint
 from fissile.embed.names import stem
 from fissile.errors import FileError, FissileError
 
@@ -43,6 +45,10 @@ def own():
     made = Net()
     made.preprocess = lambda image: torch.full((3, 9, 9), float(image.size[0]))
     return made
+
+
+def lines():
+    raise RuntimeError("no network:\n  try again\n")
 
 
 def number():
@@ -94,6 +100,49 @@ def test_other_weights_have_another_key():
     assert fingerprint(model) != before
 
 
+class Loud(nn.Sequential):
+    """The same weights in another forward."""
+
+    def forward(self, images):
+        return super().forward(images) * self.loudness
+
+
+def loud(loudness=1.0, prepare=None):
+    torch.manual_seed(0)
+    made = Loud(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1))
+    made.loudness = loudness
+    return ImageEncoder("loud", made, prepare or floats)
+
+
+def floats(image):
+    return torch.tensor(np.asarray(image)).permute(2, 0, 1) / 255
+
+
+def test_another_preprocessing_has_another_key():
+    keys = [
+        loud().key,
+        loud(loudness=1.01).key,
+        loud(prepare=lambda image: floats(image) - 0.01).key,
+        loud(prepare=lambda image: floats(image.resize((64, 64)))).key,
+        loud(prepare=lambda image: floats(image.crop((0, 0, 256, 256)))).key,
+        loud(prepare=lambda image: floats(image).flip(0)).key,
+        loud(prepare=lambda image: floats(image).flip(2)).key,
+    ]
+    assert len(set(keys)) == len(keys)
+    assert loud().key == keys[0]
+    noisy = loud(prepare=lambda image: floats(image) * (1 + 1e-7))
+    assert noisy.key == keys[0]  # rounding is nobody's fault
+
+
+def test_the_key_of_an_encoder_of_texts():
+    class Cut(Sentences):
+        def encode(self, texts, **options):
+            return super().encode([text[:1000] for text in texts], **options)
+
+    keys = {TextEncoder("lengths", model).key for model in (Sentences(), Sentences(), Cut())}
+    assert len(keys) == 2
+
+
 class Sentences(nn.Module):
     """As sentence-transformers has it."""
 
@@ -123,6 +172,7 @@ def test_texts_pass_as_they_are():
         (f"{HERE}:nothing", "nothing.*give module:"),
         (f"{HERE}:number", "returned a int; it must return an nn.Module"),
         (f"{HERE}:vector", "it must return a tensor"),
+        (f"{HERE}:lines", "could not be made: no network: try again$"),
         (f"{HERE}:pictures", "could not be made: pictures.. missing 1 required"),
     ],
 )
@@ -137,17 +187,17 @@ def test_bad_precision():
 
 
 @pytest.mark.parametrize(
-    ("source", "spec", "width", "entry"),
+    ("source", "name", "width", "pca", "entry"),
     [
-        ("cifar100", "open_clip:ViT-B-16/openai", 512, "cifar100-clip"),
-        ("imagenet1k", "open_clip:ViT-B-16/openai", 512, "imagenet1k-clip"),
-        ("cifar100", "efficientnet_lite:2", 512, "cifar100-efficientnet-lite2"),
-        ("clinc150", "minilm", 384, "clinc150-minilm"),
-        ("banking77", "minilm", 384, "banking77-minilm"),
+        ("cifar100", "open_clip:ViT-B-16/openai", 512, None, "cifar100-clip"),
+        ("imagenet1k", "open_clip:ViT-B-16/openai", 512, None, "imagenet1k-clip"),
+        ("cifar100", "efficientnet_lite:2", 1280, 512, "cifar100-efficientnet-lite2"),
+        ("clinc150", "all-MiniLM-L6-v2", 384, None, "clinc150-minilm"),
+        ("banking77", "all-MiniLM-L6-v2", 384, None, "banking77-minilm"),
     ],
 )
-def test_the_catalogue_finds_what_is_made(source, spec, width, entry, tmp_path):
-    made = tmp_path / f"{stem(source, spec, width)}.safetensors"
+def test_the_catalogue_finds_what_is_made(source, name, width, pca, entry, tmp_path):
+    made = tmp_path / f"{stem(source, name, width, pca=pca)}.safetensors"
     made.touch()
     assert any(layout.find(tmp_path) == made for layout in ENTRIES[entry].files)
 
@@ -155,14 +205,20 @@ def test_the_catalogue_finds_what_is_made(source, spec, width, entry, tmp_path):
 def test_names_tell_encoders_apart():
     names = [
         stem("s", "open_clip:ViT-B-16/openai", 512),
-        stem("s", "open_clip:ViT-B-16/openai", 64),
+        stem("s", "open_clip:ViT-B-16/openai", 512, pca=64),
+        stem("s", "open_clip:ViT-B-16/openai", 512, pca=512),
+        stem("s", "open_clip:ViT-B-16/openai", 768, pca=512),
+        stem("s", "efficientnet_lite:0", 1280, pca=1280),
+        stem("s", "efficientnet_lite:0", 1280),
+        stem("s", "minilm", 384, pca=384),
         stem("s", "open_clip:ViT-B-16/openai", 512, normalize=True),
         stem("s", "open_clip:ViT-B-16/laion2b_s34b_b88k", 512),
         stem("s", "timm:vit_base_patch16_224.dino", 768),
         stem("s", "sentence:some/model", 768),
     ]
     assert len(set(names)) == len(names)
-    assert names[4] == "s-timm-vit-base-patch16-224.dino-768"
+    assert names[2] == "s-clip-vit-b-16-pca512"
+    assert "s-timm-vit-base-patch16-224.dino-768" in names
     assert not any("/" in name for name in names)
 
 
@@ -252,6 +308,22 @@ def test_timm_with_its_own_weights_and_from_a_file(library, tmp_path):
         assert coder.name == f"timm:small@{name}"
         assert not coder._forward.pretrained
         assert coder.encode([coder.prepare(None)]).tolist() == [[192.0] * 5]
+
+
+def test_the_file_is_named_after_the_weights_not_after_their_place(
+    library, tmp_path, monkeypatch, capsys
+):
+    library("timm", __init__=TIMM, data=TIMM_DATA)
+    weights = tmp_path / "deep/down/w.safetensors"
+    weights.parent.mkdir(parents=True)
+    save_file({"0.weight": torch.ones(5, 3, 8, 8), "0.bias": torch.zeros(5)}, weights)
+    command = ["generated-images", "--encoder", f"timm:small@{weights}", "--pca", "3"]
+    monkeypatch.setattr(sys, "argv", ["fissile", "embed", *command, "--data", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert "rows of 3 features" in capsys.readouterr().out
+    assert (tmp_path / "generated-images-timm-small-w.safetensors-5-pca3.safetensors").is_file()
 
 
 class Hostile:

@@ -14,14 +14,25 @@ from torch import nn
 import fissile
 from fissile import FissileError, nonzeros
 from fissile.bank import Dense, DropConnect, Expand
+from fissile.layers import REMOVED
 from fissile.train import Recipe, batches, penalty
 from fissile.vision import ConvNet, Images, Network, train
 from fissile.vision.images import scaled
+from fissile.vision.job import Job, make_adam
 
 #: The module, whose name the function of the package hides.
 TRAIN = importlib.import_module("fissile.vision.train")
 ARMS = {"dense": Dense(), "split": Expand(2)}
 RECIPE = Recipe(batch=8, l1=1e-3, l2=1e-3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """On a busy machine threads wait for each other, and so little work needs one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make_images(samples=12, tests=6, classes=3, size=8, seed=0):
@@ -195,11 +206,40 @@ def test_company_does_not_matter(trained):
         assert found[name].loss == trained[name].loss
 
 
+def stepped(model, adam):
+    """Make a step of Adam with gradients out of the air, which are returned."""
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator)
+    before = [p.grad + 2 * RECIPE.l2 * p.detach() for p in model.parameters()]
+    adam.step()
+    return before
+
+
 def test_moments_are_carried_over_or_start_afresh():
-    arms = {"carry": Expand(2), "fresh": Expand(2, moments="fresh")}
-    found = train([NETWORK], IMAGES, arms, recipe=RECIPE, warm_up=1, fine_tune=1)[0]
-    assert found["carry"].nonzeros == found["fresh"].nonzeros
-    assert not same(found["carry"].model, found["fresh"].model)
+    model = ConvNet(6, 4, 3, seed=3)
+    job = Job(0, None, 3, model, make_adam(model, RECIPE), epoch=1, until=1)
+    stepped(model, job.adam)
+    old = {name: job.adam.state[p] for name, p in model.named_parameters()}
+    carried = job.branch("carry", Expand(2), 2, RECIPE)
+    new = {name: carried.adam.state[p] for name, p in carried.model.named_parameters()}
+    assert new.keys() == old.keys()
+    first, last = carried.model.head.layers[0], carried.model.head.layers[2]
+    for key in ("exp_avg", "exp_avg_sq"):
+        for name in old:
+            if name.startswith("backbone"):
+                assert torch.equal(new[name][key], old[name][key])
+        kept, weight = first.owner != REMOVED, "head.layers.0.weight"
+        assert kept.sum() + last.mask.sum() == 4 * 6 + 3 * 4
+        assert torch.equal(new[weight][key][kept], old[weight][key][kept])
+        wide = old["head.layers.2.weight"][key].repeat_interleave(2, dim=1)
+        assert torch.equal(new["head.layers.2.weight"][key][last.mask], wide[last.mask])
+    fresh = job.branch("fresh", Expand(2, moments="fresh"), 2, RECIPE)
+    assert not fresh.adam.state
+    grads = stepped(fresh.model, fresh.adam)
+    for p, grad in zip(fresh.model.parameters(), grads, strict=True):  # from zero on
+        assert fresh.adam.state[p]["step"] == 1
+        torch.testing.assert_close(fresh.adam.state[p]["exp_avg"], 0.1 * grad)
 
 
 def test_a_network_that_diverges_is_frozen_and_the_others_go_on(monkeypatch, trained):

@@ -11,15 +11,16 @@ from torch import nn
 from torch.nn import functional
 
 from fissile.bank import Dense, Expand
+from fissile.order import order
 from fissile.train import Recipe
-from fissile.vision import ConvNet, Images, Network, train
+from fissile.vision import ConvNet, Images, Network, kernels, train
 from fissile.vision.flat import Flat
 from fissile.vision.graphs import Graphs
 from fissile.vision.images import scaled
 from fissile.vision.job import Job, make_adam
 from fissile.vision.norm import Norm, evaluated, normed
 from fissile.vision.plain import Plain
-from fissile.vision.step import Resident, batch_sizes
+from fissile.vision.step import Resident, Step, batch_sizes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ARMS = {"dense": Dense(), "split": Expand(2)}
@@ -152,6 +153,62 @@ def make_job(arm, recipe, seed=0, neurons=6):
 
 def distance(a, b):
     return float((a - b).norm() / b.norm().clamp_min(1e-12))
+
+
+def moved(job, other):
+    """Return how far the weights of two jobs are apart, as a root mean square."""
+    pairs = zip(job.model.parameters(), other.model.parameters(), strict=True)
+    apart = torch.cat([(p - q.cpu()).detach().flatten() for p, q in pairs])
+    return float(apart.square().mean().sqrt())
+
+
+@pytest.fixture
+def one_thread():
+    """On a busy machine threads wait for each other, and so little work needs one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("arm", [Dense(), Expand(2)])
+def test_steps_without_a_graph_are_those_of_the_loop(arm, monkeypatch):
+    if DEVICE.type == "cpu":  # the interpreter is done sooner with few large programs
+        monkeypatch.setattr("fissile.vision.flat._BLOCK", 2**17)
+        monkeypatch.setattr("fissile.vision.norm._BLOCK", 2**14)
+        monkeypatch.setattr("fissile.vision.norm._PROGRAMS", 8)
+    images = make_images(14, size=8, tests=10)
+    recipe = Recipe(batch=8, l1=1e-3, l2=1e-3, orthogonal=1e-2)
+    begin, loop, ours = (make_job(arm, recipe) for _ in range(3))
+    runner = Plain(images, recipe, DEVICE).start(loop)
+    step = Step(ours, Resident(images, DEVICE, torch.float32), recipe)
+    step.order.copy_(order(torch.tensor(ours.seed), 0, len(images.y)))
+    for number, _ in enumerate(runner.steps(0)):
+        step.train((8, 6)[number])
+        step.home()
+        assert moved(ours, loop) < 2e-4 < 9e-4 < moved(begin, loop)
+        if number == 0:  # later, Adam has turned rounding into steps
+            for p, q in zip(ours.model.parameters(), loop.model.parameters(), strict=True):
+                for key in ("exp_avg", "exp_avg_sq"):
+                    assert distance(ours.adam.state[p][key], loop.adam.state[q][key].cpu()) < 1e-3
+    outcome = runner.outcome()
+    step.evaluate()
+    assert float(step.loss) == pytest.approx(outcome.loss, rel=1e-3)
+    assert int(step.right) / len(images.y_test) == pytest.approx(outcome.accuracy, abs=0.05)
+    for name, buffer in loop.model.named_buffers():
+        torch.testing.assert_close(ours.model.get_buffer(name), buffer.cpu(), rtol=1e-3, atol=1e-3)
+
+
+def test_adam_is_one_program_for_heads_of_every_width():
+    """A kernel that is compiled while a graph is recorded spoils the graph."""
+    jitted = kernels.adam_kernel
+    varying = {"begin", "end", "kernels", "size"}
+    if DEVICE.type == "cpu":  # the interpreter compiles nothing, but knows what it was told
+        assert varying <= set(jitted.kwargs["do_not_specialize"] or ())
+    else:
+        assert varying <= {p.name for p in jitted.params if p.do_not_specialize}
 
 
 @needs_gpu

@@ -72,11 +72,13 @@ def embed(
     from fissile.embed.progress import Bar
 
     check_device(device)
-    # Where a module of the user's own is; at the end, so that it hides nothing.
-    sys.path.append(os.getcwd())
+    if encoder.startswith("module:"):
+        # Where a module of the user's own is; at the end, so that it hides nothing. No other
+        # encoder may find its library among what happens to lie here.
+        sys.path.append(os.getcwd())
     found = find_source(source, data)
     coder = find_encoder(encoder, device)
-    name = stem(found.name, encoder, pca or coder.width, normalize=normalize)
+    name = stem(found.name, coder.name, coder.width, pca=pca, normalize=normalize)
     target = to or places(data)[0] / f"{name}.safetensors"
     since = time.perf_counter()
     try:

@@ -6,6 +6,7 @@ import torch
 
 from fissile.embed.families import FAMILIES
 from fissile.embed.frozen import Encoder
+from fissile.embed.trouble import foreign
 from fissile.errors import FissileError, needs
 
 __all__ = ["EXAMPLES", "Encoder", "encoder"]
@@ -38,10 +39,5 @@ def encoder(spec: str, device: torch.device | str = "cpu", precision: str | None
     family, _, rest = spec.partition(":")
     if family not in FAMILIES:
         raise FissileError(f"there is no encoder {spec!r}; there are: {', '.join(EXAMPLES)}")
-    try:
+    with foreign(f"the encoder {spec} could not be made"):  # no network, no such model, no memory
         return FAMILIES[family](rest, {"device": device, "precision": precision})
-    except FissileError:
-        raise
-    except Exception as error:  # of a foreign library: no network, no such model, no memory, ...
-        reason = str(error).strip() or type(error).__name__
-        raise FissileError(f"the encoder {spec} could not be made: {reason}") from error

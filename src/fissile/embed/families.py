@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fissile.embed.frozen import Encoder, ImageEncoder, TextEncoder
 from fissile.embed.images import IMAGENET, Normalised, square
+from fissile.embed.trouble import reason
 from fissile.errors import FileError, FissileError, needs
 
 __all__ = ["FAMILIES", "Family"]
@@ -140,7 +141,8 @@ def _sentences(model: str, *, offline: bool) -> Any:
     with _no_network(offline):
         library = _package("sentence_transformers", "text")
         importlib.import_module("transformers").utils.logging.disable_progress_bar()
-        return library.SentenceTransformer(model, device="cpu")
+        # A model may name code of its own, which a file of weights must not bring along.
+        return library.SentenceTransformer(model, device="cpu", trust_remote_code=False)
 
 
 @contextmanager
@@ -173,8 +175,8 @@ def _weights(path: str) -> dict[str, Tensor]:
             return dict(load_file(path))
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # every way in which a file can be torn or hostile
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(f"{path} holds no weights that can be read safely: {reason}") from None
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileError(f"{path} holds no weights that can be read safely: {why}") from None
     return dict(found.get("state_dict", found))
 
 
@@ -183,8 +185,7 @@ def _fill(model: nn.Module, weights: dict[str, Tensor], spare: tuple[str, ...] =
     try:
         odd = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise FileError(f"the weights do not fit the encoder: {reason}") from None
+        raise FileError(f"the weights do not fit the encoder: {reason(error)}") from None
     extra = [
         key for key in odd.unexpected_keys if not key.startswith(tuple(f"{s}." for s in spare))
     ]

@@ -5,16 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fissile.errors import FissileError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 __all__ = ["PRECISIONS", "Encoder", "ImageEncoder", "TextEncoder"]
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+#: Longer than models read, so that it also tells how much of a text they do.
+_TEXT = "The Quick brown fox costs 12.50, doesn't it? " * 60
 
 
 class Encoder(Protocol):
@@ -65,17 +71,17 @@ class ImageEncoder:
         device: torch.device | str = "cpu",
         precision: str | None = None,
     ) -> None:
-        from PIL import Image
-
         self.name, self.prepare = name, prepare
         self._device = torch.device(device)
         self._precision = chosen_precision(precision, self._device)
-        self.key = f"{self._precision} {fingerprint(module)}"
+        weights = fingerprint(module)
         frozen = module.eval().requires_grad_(False)
         # The layout convolutions are fastest in; others do not mind.
         frozen.to(self._device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._forward = forward or frozen
-        self.width = self.encode([prepare(Image.new("RGB", (256, 256)))]).shape[1]
+        probed = self.encode([prepare(gradient())])
+        self.width = probed.shape[1]
+        self.key = f"{self._precision} {weights} {rounded(probed[0])}"
 
     def encode(self, batch: Sequence[Tensor]) -> Tensor:
         """Return the features of prepared images, (n, width)."""
@@ -113,9 +119,11 @@ class TextEncoder:
         self.name = name
         self._device = torch.device(device)
         self._precision = chosen_precision(precision, self._device)
-        self.key = f"{self._precision} {fingerprint(model)}"
+        weights = fingerprint(model)
         self._model = model.eval().requires_grad_(False).to(self._device)
-        self.width = self.encode(["a text"]).shape[1]
+        probed = self.encode([_TEXT])
+        self.width = probed.shape[1]
+        self.key = f"{self._precision} {weights} {rounded(probed[0])}"
 
     def prepare(self, text: str) -> str:
         """Return the text as it is: it becomes tokens together with others of its length."""
@@ -167,3 +175,30 @@ def fingerprint(module: nn.Module) -> str:
         flat = value.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def gradient() -> Image:
+    """Return an image of which every preprocessing makes something else.
+
+    >>> gradient().size
+    (320, 256)
+    """
+    from PIL import Image
+
+    y, x = np.mgrid[0:256, 0:320]
+    return Image.fromarray(np.stack([y, x * 4 // 5, (x * y) % 256], axis=-1).astype(np.uint8))
+
+
+def rounded(features: Tensor) -> str:
+    """Return the length of a row of features and some of its Fourier coefficients, rounded.
+
+    Few numbers, since of many one would always lie where rounding errors turn it over.
+
+    >>> rounded(torch.tensor([3.0, 4.0]))
+    '5 -0.1081 -0.5826 0.1980'
+    """
+    row = features.double()
+    length = row.norm()
+    angle = torch.arange(len(row), dtype=torch.double) * (2 * torch.pi / max(1, len(row)))
+    waves = [(row @ torch.cos(k * angle + k)) / length.clamp_min(1e-12) for k in (1, 2, 3)]
+    return " ".join([f"{length:.4g}", *(f"{wave:.4f}" for wave in waves)])

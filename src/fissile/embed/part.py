@@ -6,7 +6,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fissile.data.disk import replacing
 from fissile.errors import FileError
 
-__all__ = ["Part"]
+__all__ = ["Part", "sweep"]
 
 
 class Part:
@@ -74,7 +74,11 @@ class Part:
 
     def close(self) -> None:
         """Let go of the files; they stay."""
-        for file in (*self._files.values(), self._lock):
+        self._close_rows()
+        self._lock.close()
+
+    def _close_rows(self) -> None:
+        for file in self._files.values():
             with suppress(OSError):  # what a full disk did not take does not count
                 file.close()
 
@@ -94,10 +98,33 @@ class Part:
         found: NDArray[Any] = np.load(self._path(split), mmap_mode="r", allow_pickle=False)
         return found
 
+    @property
+    def complete(self) -> bool:
+        """Tell whether all rows are finished."""
+        return all(self.done[split] == count for split, (count, _) in self._shapes.items())
+
+    def derived(
+        self, name: str, shape: tuple[int, int], dtype: str, pieces: Iterable[NDArray[Any]]
+    ) -> NDArray[Any]:
+        """Write what is made of finished rows, piece by piece, and return it mapped."""
+        with self._writing(), open(self._path(name), "wb") as file:
+            file.write(_header(shape, np.dtype(dtype)))
+            for piece in pieces:
+                file.write(np.ascontiguousarray(piece, dtype=dtype).data)
+        return self.rows(name)
+
     def remove(self) -> None:
-        """Delete the folder: what it was for is done."""
-        self.close()
+        """Delete the folder: what it was for is done. Nothing of it may be mapped any more."""
+        self._close_rows()
+        if os.name == "nt":  # where nothing is locked, and what is open cannot be moved
+            self._lock.close()
+        # In one go it is no longer a part: killed half-way, it must not look like a beginning.
+        sweep(self.folder)
+        with suppress(OSError):
+            os.rename(self.folder, _hidden(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
+        sweep(self.folder)
+        self._lock.close()
 
     def _path(self, split: str) -> Path:
         return self.folder / f"{split}.npy"
@@ -131,24 +158,15 @@ class Part:
         )
 
     def _end(self, split: str, rows: int) -> int:
-        return len(self._header(split)) + rows * self._shapes[split][1] * self.dtype.itemsize
-
-    def _header(self, split: str) -> bytes:
-        """Return how the .npy file of a split begins."""
-        about = {
-            "descr": np.lib.format.dtype_to_descr(self.dtype),
-            "fortran_order": False,
-            "shape": self._shapes[split],
-        }
-        np.lib.format.write_array_header_1_0(stream := io.BytesIO(), about)
-        return stream.getvalue()
+        shape = self._shapes[split]
+        return len(_header(shape, self.dtype)) + rows * shape[1] * self.dtype.itemsize
 
     def _open(self, split: str) -> BinaryIO:
         """Open a split's file behind its last finished row; what a crash left after it goes."""
         fresh = not self.done[split]
         file = open(self._path(split), "wb" if fresh else "r+b")  # noqa: SIM115
         if fresh:
-            file.write(self._header(split))
+            file.write(_header(self._shapes[split], self.dtype))
         # Written like any file, not through a mapping: there a full disk is a crash, no error.
         file.truncate(self._end(split, self.done[split]))
         file.seek(0, os.SEEK_END)
@@ -173,6 +191,26 @@ class Part:
             ) from None
 
 
+def sweep(folder: Path) -> None:
+    """Delete what is left of a part whose end was interrupted.
+
+    >>> sweep(Path("features.npz.part"))
+    """
+    shutil.rmtree(_hidden(folder), ignore_errors=True)
+
+
+def _hidden(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.done")
+
+
+def _header(shape: tuple[int, int], dtype: np.dtype[Any]) -> bytes:
+    """Return how a .npy file begins."""
+    descr = np.lib.format.dtype_to_descr(dtype)
+    about = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream := io.BytesIO(), about)
+    return stream.getvalue()
+
+
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else -1
 
@@ -192,7 +230,9 @@ def _hold(lock: Any, folder: Path) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another process may have moved the folder away after the file was opened.
+        ours = os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / "lock"))
     except OSError:
-        raise FileError(
-            f"another process works in {folder}; wait for it, or give another target"
-        ) from None
+        ours = False
+    if not ours:
+        raise FileError(f"another process works in {folder}; wait for it, or give another target")

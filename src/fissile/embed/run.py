@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from fissile.data.features import read_features, write_features
 from fissile.data.sets import Labelled, chunks
 from fissile.embed.encoders import Encoder
 from fissile.embed.encoders import encoder as find_encoder
-from fissile.embed.part import Part
+from fissile.embed.part import Part, sweep
 from fissile.embed.pca import fit
 from fissile.embed.progress import Watcher
 from fissile.embed.sources import Source
 from fissile.embed.sources import source as find_source
+from fissile.embed.trouble import foreign
 from fissile.errors import FileError, FissileError, whole
 
 __all__ = ["DTYPES", "embed"]
@@ -73,14 +74,15 @@ def embed(
     _check_fit(found, coder, pca)
     what = {
         "source": found.key, "encoder": coder.name, "weights": coder.key, "batch": batch,
-        "normalize": normalize, "pca": pca, "target dtype": dtype,
+        "normalize": normalize, "pca": pca,
     }  # fmt: skip
     shapes = {name: (len(split.items), coder.width) for name, split in found.splits.items()}
     with Part(_part(to), what, shapes, dtype if pca is None else "float32") as part:
+        _check_unfinished(to, part)
         watcher.begin(sum(n for n, _ in shapes.values()), sum(part.done.values()))
         for name in found.splits:
             _encode(part, name, found, coder, batch, workers, normalize, watcher)
-        write_features(to, _labelled(part, found, coder.name, pca, normalize, dtype))
+        _write(to, part, found, coder.name, pca, normalize, dtype)
         part.remove()
     return read_features(to)
 
@@ -92,8 +94,21 @@ def _part(to: Path) -> Path:
 def _check_target(to: Path) -> None:
     if to.suffix not in _FORMATS:
         raise FileError(f"{to}: cannot write {to.suffix}; give .npz, .safetensors or a folder")
+    sweep(_part(to))
     if to.exists() and not _part(to).exists():
-        raise FileError(f"{to} is there already; remove it, or give another target")
+        raise _there(to)
+
+
+def _there(to: Path) -> FileError:
+    return FileError(f"{to} is there already; remove it, or give another target")
+
+
+def _check_unfinished(to: Path, part: Part) -> None:
+    """Refuse to encode for a target that is there; only a complete part was just not removed."""
+    if to.exists() and not part.complete:
+        if not any(part.done.values()):
+            part.remove()
+        raise _there(to)
 
 
 def _check_fit(source: Source, encoder: Encoder, pca: int | None) -> None:
@@ -122,26 +137,35 @@ def _encode(
     """Encode what is missing of a split."""
     items = source.splits[name].items
 
-    def ready(item: Any) -> Any:
-        return encoder.prepare(source.open(item))
+    def ready(number: int) -> Any:
+        item = items[number]
+        called = f" ({item})" if isinstance(item, str) and source.kind == "images" else ""
+        with foreign(f"{encoder.name} cannot take item {number:,} of {name}{called}"):
+            return encoder.prepare(source.open(item))
 
-    for begin, prepared in _ahead(items, ready, part.done[name], batch, workers):
-        try:
-            features = encoder.encode(prepared).numpy()
-        except torch.OutOfMemoryError:
-            raise FissileError(
-                f"batch={batch} does not fit into memory; give a smaller one"
-            ) from None
+    for begin, prepared in _ahead(len(items), ready, part.done[name], batch, workers):
+        where = f"item {begin:,} and after, {name}"
+        features = _encoded(encoder, prepared, batch, where)
         if normalize:
             features = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-        _check_rows(features, encoder, part.dtype, f"item {begin:,} and after, {name}")
+        _check_rows(features, encoder, part.dtype, where)
         part.append(name, features)
         watcher.advance(len(features))
 
 
+def _encoded(encoder: Encoder, prepared: list[Any], batch: int, where: str) -> NDArray[Any]:
+    with foreign(f"{encoder.name} failed ({where})"):
+        try:
+            return encoder.encode(prepared).numpy()
+        except torch.OutOfMemoryError:
+            raise FissileError(
+                f"batch={batch} does not fit into memory; give a smaller one"
+            ) from None
+
+
 def _ahead(
-    items: Sequence[Any] | NDArray[Any],
-    ready: Callable[[Any], Any],
+    count: int,
+    ready: Callable[[int], Any],
     start: int,
     batch: int,
     workers: int | None,
@@ -151,9 +175,9 @@ def _ahead(
     waiting: deque[tuple[int, list[Future[Any]]]] = deque()
     pool = ThreadPoolExecutor(whole("workers", threads, least=1))
     try:
-        for begin in range(start, len(items), batch):
-            chosen = items[begin : begin + batch]
-            waiting.append((begin, [pool.submit(ready, item) for item in chosen]))
+        for begin in range(start, count, batch):
+            chosen = range(begin, min(begin + batch, count))
+            waiting.append((begin, [pool.submit(ready, number) for number in chosen]))
             if len(waiting) > _AHEAD:
                 begin, futures = waiting.popleft()
                 yield begin, [future.result() for future in futures]
@@ -170,23 +194,43 @@ def _check_rows(features: NDArray[Any], encoder: Encoder, dtype: np.dtype[Any], 
         )
     if not np.isfinite(features).all():
         raise FissileError(f"{encoder.name} gave NaN or infinity ({where}); give it other data")
+    _check_range(features, encoder.name, dtype)
+
+
+def _check_range(features: NDArray[Any], name: str, dtype: np.dtype[Any]) -> None:
     if np.abs(features).max(initial=0) > np.finfo(dtype).max:
-        raise FissileError(f"{encoder.name} gives more than {dtype} holds; give dtype float32")
+        raise FissileError(f"{name} gives more than {dtype} holds; give --dtype float32")
 
 
-def _labelled(
-    part: Part, source: Source, name: str, pca: int | None, normalize: bool, dtype: str
-) -> Labelled:
-    """Return what goes into the file."""
+def _write(
+    to: Path, part: Part, source: Source, name: str, pca: int | None, normalize: bool, dtype: str
+) -> None:
+    """Write the file; what is mapped of the part is let go with the end of this function."""
     from fissile import __version__
 
     rows = {split: part.rows(split) for split in source.splits}
     about = [name] + ["unit length"] * normalize
     if pca is not None:
-        components = fit(rows["train"], pca)
+        rows = _projected(part, rows, pca, dtype)
         about.append(f"PCA {pca}")
-        for split, x in rows.items():
-            rows[split] = np.concatenate([components(c).astype(dtype) for c in chunks(x)])
     y, y_test = (np.asarray(source.splits[split].labels) for split in ("train", "test"))
     encoder = f"{', '.join(about)} (fissile {__version__})"
-    return Labelled(rows["train"], y, rows["test"], y_test, source.names, encoder)
+    write_features(to, Labelled(rows["train"], y, rows["test"], y_test, source.names, encoder))
+
+
+def _projected(
+    part: Part, rows: dict[str, NDArray[Any]], pca: int, dtype: str
+) -> dict[str, NDArray[Any]]:
+    """Return the principal components of all rows, mapped from the part."""
+    components = fit(rows["train"], pca)
+
+    def pieces(x: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        for chunk in chunks(x):
+            piece = components(chunk)
+            _check_range(piece, f"PCA {pca}", np.dtype(dtype))
+            yield piece
+
+    return {
+        split: part.derived(f"{split}-pca", (len(x), pca), dtype, pieces(x))
+        for split, x in rows.items()
+    }

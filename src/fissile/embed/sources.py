@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile.data.catalogue import load, load_texts
+from fissile.data.disk import reading
 from fissile.data.entries import ENTRIES
 from fissile.data.folder import ImageFolder, decode
 from fissile.data.sets import Labelled
@@ -84,13 +85,22 @@ def of_folder(root: str | os.PathLike[str]) -> Source:
         )
     found = ImageFolder.open(root)
     splits = {name: Split(each.paths, each.labels) for name, each in found.splits.items()}
-    digest = hashlib.blake2b(digest_size=8)
-    for split in splits.values():
-        digest.update(split.labels.tobytes())
-        for path in split.items:
-            digest.update(os.fsencode(os.path.relpath(path, root)) + b"\0")
     name = Path(root).resolve().name
-    return Source(name, "images", splits, found.names, decode, digest.hexdigest())
+    return Source(name, "images", splits, found.names, decode, _fingerprint(root, splits))
+
+
+def _fingerprint(root: str | os.PathLike[str], splits: Mapping[str, Split]) -> str:
+    """Return a short text that other names, labels, sizes or times of the files would change."""
+    digest = hashlib.blake2b(digest_size=8)
+    with reading(root):
+        for split in splits.values():
+            digest.update(split.labels.tobytes())
+            for path in split.items:
+                # To read every image would take as long as to encode it.
+                stat = os.stat(path)
+                digest.update(os.fsencode(os.path.relpath(path, root)))
+                digest.update(b"\0%d %d\0" % (stat.st_size, stat.st_mtime_ns))
+    return digest.hexdigest()
 
 
 def of_images(name: str, data: Labelled) -> Source:
@@ -114,8 +124,8 @@ def of_texts(name: str, texts: Texts) -> Source:
 
 
 def _image(pixels: NDArray[np.uint8]) -> Any:
-    """Return one image of an array, grey or in colour, as Pillow has it."""
+    """Return one image of an array, grey or in colour, in colour, as encoders expect it."""
     needs("PIL", "data")
     from PIL import Image
 
-    return Image.fromarray(np.ascontiguousarray(pixels))
+    return Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")

@@ -25,7 +25,7 @@ _AHEAD = 64
 class Graphs:
     """Trains jobs on a GPU, up to ``together`` of them at once.
 
-    >>> runner = Graphs(images, Recipe(), torch.device("cuda"), torch.bfloat16, 4).start(job)
+    >>> runner = Graphs(images, Recipe(), torch.device("cuda"), torch.bfloat16, 5).start(job)
     """
 
     def __init__(

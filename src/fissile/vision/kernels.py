@@ -225,7 +225,9 @@ def back_kernel(  # type: ignore[no-untyped-def]
         _store_dx(dx, x, at, there, slope, mean, spread, gamma, dg, db)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Whatever the head's width, it is one program: a second could not be compiled while a graph is
+# being recorded.
+@triton.jit(do_not_specialize=["begin", "end", "kernels", "size"])  # type: ignore[untyped-decorator]
 def adam_kernel(  # type: ignore[no-untyped-def]
     weights, low, low_grads, grads, means, squares, counters, lr, decay, l1, begin, end, kernels,
     size, COPY: tl.constexpr, BLOCK: tl.constexpr,
