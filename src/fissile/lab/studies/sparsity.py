@@ -184,7 +184,7 @@ STRUCTURED = Study(
 #: CIFAR-100, without a look at the test set.
 MOVES: dict[Grow, dict[str, Any]] = {
     "random": {"every": 200, "fraction": 0.1},
-    "gradient": {"every": 200, "fraction": 0.1},
+    "gradient": {"every": 200, "fraction": 0.03},
 }
 _GROW: tuple[Grow, ...] = ("random", "gradient")
 _MOVING: dict[Grow, str] = {"random": "dynamic-2", "gradient": "dynamic-gradient-2"}
