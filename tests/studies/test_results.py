@@ -28,10 +28,11 @@ def claims_of(name):
         return [row for row in csv.DictReader(file) if row["study"] == name]
 
 
-#: Studies whose data cannot be redistributed; and those of which only some cells have run.
+#: Studies whose data cannot be redistributed; those that are to come, or have run only in part.
 WITHOUT_DATA = {"imagenet100", "imagenet1k"}
+TO_COME = {"deep"}
 NARROW = {"cnn-256", "cnn-512"}
-SHOWN = {name: study for name, study in STUDIES.items() if name not in WITHOUT_DATA}
+SHOWN = {name: study for name, study in STUDIES.items() if name not in WITHOUT_DATA | TO_COME}
 WHOLE = {name: study for name, study in SHOWN.items() if name not in NARROW}
 
 
@@ -70,10 +71,8 @@ def test_features_that_are_not_the_paper_s_are_named_beside_every_number():
             assert {row["features"] for row in claims_of(name)} == {encoder}
             assert f"| {name} ({encoder}) |" in readme
             assert f"the networks saw {encoder}" in page
-            assert (
-                encoder in (RESULTS / "tables" / f"{name}.md").read_text()
-                or not STUDIES[name].published
-            )
+            if STUDIES[name].published:
+                assert encoder in (RESULTS / "tables" / f"{name}.md").read_text()
 
 
 def test_every_network_kept_its_budget():

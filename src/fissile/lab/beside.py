@@ -50,7 +50,7 @@ class Beside:
             return MISSING, self.printed, MISSING
         ours = [_fixed(number, self.digits) for number in (self.ours.mean, self.ours.error)]
         difference = f"{self.difference:+z.{self.digits}f}".replace("-", "−")
-        return _joined(ours), self.printed, difference
+        return _joined(ours), self.printed, MISSING if isnan(self.paper) else difference
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,19 @@ def table(published: Published, results: Results) -> Table:
     """
     digits = published.digits
     values = {
-        (place, arm): value if isinstance(value, tuple) else (value, nan)
+        (place, arm): value if isinstance(value, tuple) else (nan if value is None else value, nan)
         for place, row in published.values.items()
         for arm, value in row.items()
     }
     means, spreads = zip(*values.values(), strict=True)
     cells = []
     for (place, arm), (paper, spread) in values.items():
-        printed = _printed(paper, means, digits), _printed(spread, spreads, digits)
+        known = not isnan(paper)
+        printed = [_printed(paper, means, digits), _printed(spread, spreads, digits)]
         ours = _ours(published, results, place, arm)
-        cells.append(Beside(place, arm, ours, paper, spread, _joined(printed), digits))
+        cells.append(
+            Beside(place, arm, ours, paper, spread, _joined(printed) if known else MISSING, digits)
+        )
     return Table(published, cells)
 
 
@@ -107,7 +110,7 @@ def table_rows(tables: Sequence[Table]) -> list[dict[str, object]]:
             "trials": cell.ours.count,
             "ours": _plain(cell.ours.mean),
             "ours_error": _plain(cell.ours.error),
-            "paper": cell.paper,
+            "paper": _plain(cell.paper),
             "paper_spread": _plain(cell.spread),
             "difference": _plain(cell.difference),
             "far": cell.far,

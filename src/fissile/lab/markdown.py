@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isnan
 
 from fissile.lab.beside import Beside, table
 from fissile.lab.claims import Status
@@ -61,14 +62,15 @@ def tables_markdown(results: Results) -> str:
         on = f" on {results.foreign}" if results.foreign else ""
         on += f" ({results.done})" if results.done else ""
         told = published.table[:1].upper() + published.table[1:]
-        title = f"{told}: ours{on}, and (the paper's)."
+        known = any(not isnan(cell.paper) for cell in held.cells)
+        title = f"{told}: ours{on}{', and (the paper’s)' if known else '; the paper has none'}."
         parts.append(f"{title}\n\n{_markdown_table(rows)}")
     return "\n".join(parts)
 
 
 def _both(cell: Beside) -> str:
     ours, paper, _ = cell.texts()
-    return f"{ours} ({paper})"
+    return ours if isnan(cell.paper) else f"{ours} ({paper})"
 
 
 def _markdown_table(rows: Sequence[Sequence[str]]) -> str:

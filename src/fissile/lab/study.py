@@ -124,7 +124,7 @@ class Published:
     table: str
     measure: str
     along: str
-    values: Mapping[int, Mapping[str, tuple[float, float] | float]]
+    values: Mapping[int, Mapping[str, tuple[float, float] | float | None]]  # None: not published
     where: Mapping[str, object] = field(default_factory=dict)
     digits: int = 1
 
