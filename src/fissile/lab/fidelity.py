@@ -98,6 +98,7 @@ class Target:
         """Return the paper's number and its spread, whatever its alpha."""
         row = self.published.values[place]
         number = next(value for arm, value in row.items() if arm.partition("-")[0] == split)
+        assert number is not None
         return number if isinstance(number, tuple) else (number, 0.0)
 
     def readings(self, limits: Mapping[str, tuple[object, ...]]) -> list[Reading]:
