@@ -10,7 +10,7 @@ demo: .venv/demo.stamp
 	$(BIN)/python -m fissile.demo
 
 test: .venv/test.stamp lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

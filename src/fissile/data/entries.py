@@ -184,8 +184,8 @@ _ALL = [
     ),
     Entry(
         "generated-images", "noisy coloured stripes, 8 x 8", "made from a seed", "generated",
-        (8, 8, 3), 10, 300, 100, get="nothing to do, it is always there",
-        make=lambda: generated.images(side=8, train=300, test=100),
+        (8, 8, 3), 10, 128, 64, get="nothing to do, it is always there",
+        make=lambda: generated.images(side=8, train=128, test=64),
     ),
 ]  # fmt: skip
 
