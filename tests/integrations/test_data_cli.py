@@ -25,7 +25,7 @@ FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
 def nowhere(tmp_path, monkeypatch):
     """A machine without data and with a wide terminal."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("COLUMNS", "320")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.delenv("FISSILE_DATA", raising=False)
