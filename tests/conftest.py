@@ -2,6 +2,10 @@
 
 import os
 
+# Two tests run side by side, and so little work needs one thread: more would wait for each other.
+# Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 if not torch.cuda.is_available():

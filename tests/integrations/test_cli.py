@@ -4,42 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pandas
 import pytest
+from command import FISSILE, called, spawned
 
-from fissile.__main__ import main
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES
-
-FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
-
-
-def fissile(*arguments, code=0, **options):
-    """Run the command as a user does, in a wide terminal."""
-    done = subprocess.run(
-        [FISSILE, *map(str, arguments)],
-        capture_output=True,
-        text=not options.pop("binary", False),
-        env=os.environ | {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"},
-        timeout=300,
-        **options,
-    )
-    assert done.returncode == code, (done.stdout, done.stderr)
-    assert "Traceback" not in str(done.stderr)
-    return done
-
-
-def inside(capsys, monkeypatch, *arguments, code=1):
-    """Call the entry point itself, where starting Python anew for every mistake would be slow."""
-    monkeypatch.setattr(sys, "argv", ["fissile", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == code
-    return capsys.readouterr()
-
 
 #: The studies that need no data set.
 MADE = [name for name, study in STUDIES.items() if study.data("smoke") is None]
@@ -49,44 +20,44 @@ MADE = [name for name, study in STUDIES.items() if study.data("smoke") is None]
 def lab(tmp_path_factory):
     """A store with every study that needs no data at the smallest scale, made by the command."""
     folder = tmp_path_factory.mktemp("lab")
-    out = fissile("run", *MADE, "--scale", "smoke", "--out", folder).stdout
+    out = spawned("run", *MADE, "--scale", "smoke", "--out", folder).stdout
     for name in MADE:
         assert name in out
     return folder
 
 
 def test_what_is_done_is_not_done_again(lab):
-    out = fissile("run", *MADE, "--scale", "smoke", "--out", lab).stdout
+    out = called("run", *MADE, "--scale", "smoke", "--out", lab).stdout
     assert "0 trials computed" in out
 
 
 def test_all_is_all_that_there_is_data_for(lab, tmp_path):
     shutil.copytree(lab, tmp_path / "lab")
-    done = fissile("run", "all", "--scale", "smoke", "--trials", "1", "--out", tmp_path / "lab")
+    done = called("run", "all", "--scale", "smoke", "--trials", "1", "--out", tmp_path / "lab")
     assert "imagenet1k (needs imagenet1k-clip)" in done.stderr
     assert all(f"{name} (needs" not in done.stderr for name in MADE)
     assert all(name in done.stdout for name in MADE)
 
 
-def test_only_some_cells(capsys, monkeypatch, tmp_path):
+def test_only_some_cells(tmp_path):
     some = ("run", "capacity", "--scale", "smoke", "--out", tmp_path, "--only")
-    out = fissile(*some, "literals=12", "--only", "arm=dense,random-4").stdout
+    out = called(*some, "literals=12", "--only", "arm=dense,random-4").stdout
     assert "4 trials computed" in out  # two of each; the run is the whole study's all the same
-    status = fissile("status", "--out", tmp_path).stdout
+    status = called("status", "--out", tmp_path).stdout
     assert "4 of" in status
-    found = inside(capsys, monkeypatch, *some, "literal=12")
-    assert "--only takes KEY=VALUE,..., not 'literal=12'; keys are alpha, arm" in found.err
-    assert "no cell with literals=13" in inside(capsys, monkeypatch, *some, "literals=13").err
+    found = called(*some, "literal=12", code=1)
+    assert "--only takes KEY=VALUE,..., not 'literal=12'; keys are alpha, arm" in found.stderr
+    assert "no cell with literals=13" in called(*some, "literals=13", code=1).stderr
 
 
 def test_one_study_ends_with_its_claims(lab):
-    out = fissile("run", "capacity", "--scale", "smoke", "--out", lab).stdout
+    out = called("run", "capacity", "--scale", "smoke", "--out", lab).stdout
     assert "The clause-4 split has more feature capacity" in out
     assert "cells significantly higher" in out
 
 
 def test_studies_say_what_they_cost_and_what_is_done(lab):
-    bare, full = (fissile("studies", "--out", out).stdout for out in (lab / "nowhere", lab))
+    bare, full = (called("studies", "--out", out).stdout for out in (lab / "nowhere", lab))
     for name in STUDIES:
         assert name in bare
         assert name in full
@@ -97,30 +68,30 @@ def test_studies_say_what_they_cost_and_what_is_done(lab):
 
 
 def test_status_shows_every_run(lab):
-    out = fissile("status", "--out", lab).stdout
+    out = called("status", "--out", lab).stdout
     assert out.count("smoke") == len(MADE)
     assert "40 of 40" in out
 
 
 def test_results_are_tidy_in_every_format(lab, tmp_path):
-    text = fissile("results", "capacity", "--out", lab).stdout
+    text = called("results", "capacity", "--out", lab).stdout
     (tmp_path / "table.csv").write_text(text)
     csv = pandas.read_csv(tmp_path / "table.csv")
     assert {"literals", "neurons", "arm", "trial", "measure", "value"} <= set(csv.columns)
     keys = ["literals", "neurons", "arm", "trial", "measure"]
     assert not csv.duplicated(keys).any()
-    rows = json.loads(fissile("results", "capacity", "--format", "json", "--out", lab).stdout)
+    rows = json.loads(called("results", "capacity", "--format", "json", "--out", lab).stdout)
     assert len(rows) == len(csv)
     target = tmp_path / "table.parquet"
-    fissile("results", "capacity", "--format", "parquet", "--to", target, "--out", lab)
+    called("results", "capacity", "--format", "parquet", "--to", target, "--out", lab)
     parquet = pandas.read_parquet(target)
     pandas.testing.assert_frame_equal(parquet, csv, check_dtype=False)
-    piped = fissile("results", "capacity", "--format", "parquet", "--out", lab, binary=True).stdout
+    piped = spawned("results", "capacity", "--format", "parquet", "--out", lab, text=False).stdout
     assert piped == target.read_bytes()
 
 
 def test_the_report_is_written(lab, tmp_path):
-    out = fissile("report", "--out", lab, "--to", tmp_path / "report").stdout
+    out = called("report", "--out", lab, "--to", tmp_path / "report").stdout
     page = (tmp_path / "report" / "index.html").read_text()
     assert str(tmp_path / "report" / "index.html") in out.replace("\n", "")
     for study in (STUDIES[name] for name in MADE):
@@ -128,7 +99,7 @@ def test_the_report_is_written(lab, tmp_path):
 
 
 def test_theory_prints_exact_approximate_and_sampled():
-    out = fissile("theory", "--neurons", 64).stdout
+    out = called("theory", "--neurons", 64).stdout
     for number in ("0.9897", "0.9973", "0.9896", "0.002447", "0.007812", "49", "40.6"):
         assert number in out
 
@@ -136,9 +107,9 @@ def test_theory_prints_exact_approximate_and_sampled():
 def test_a_changed_setting_is_another_run(lab, tmp_path):
     shutil.copytree(lab, tmp_path / "lab")  # a store can be copied
     command = ("run", "codes", "theory", "--scale", "smoke", "--out", tmp_path / "lab")
-    out = fissile(*command, "--set", "train=300").stdout
+    out = called(*command, "--set", "train=300").stdout
     assert "6 trials computed" in out
-    assert "train=300" in fissile("status", "--out", tmp_path / "lab").stdout
+    assert "train=300" in called("status", "--out", tmp_path / "lab").stdout
 
 
 @pytest.mark.parametrize(
@@ -160,62 +131,63 @@ def test_a_changed_setting_is_another_run(lab, tmp_path):
         (("theory", "--literals", "30"), "do not divide into clauses"),
     ],
 )
-def test_mistakes_get_one_line_and_leave_nothing(arguments, message, tmp_path, capsys, monkeypatch):
+def test_mistakes_get_one_line_and_leave_nothing(arguments, message, tmp_path):
     where = () if arguments[0] == "theory" else ("--out", tmp_path / "lab")
-    err = inside(capsys, monkeypatch, *arguments, *where).err
+    err = called(*arguments, *where, code=1).stderr
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "lab").exists()
 
 
-def test_usage_errors_are_usage_errors(capsys, monkeypatch):
-    assert "Usage" in fissile("run", code=2).stderr
-    assert "huge" in inside(capsys, monkeypatch, "run", "codes", "--scale", "huge", code=2).err
+def test_usage_errors_are_usage_errors():
+    assert "Usage" in called("run", code=2).stderr
+    assert "huge" in called("run", "codes", "--scale", "huge", code=2).stderr
 
 
 def test_a_failed_run_exits_with_one(tmp_path):
     # Forty clusters of eight or sixteen inputs cannot be; the dense arms can.
     command = ("run", "embed-neurons", "--scale", "smoke", "--set", "clusters=40")
-    done = fissile(*command, "--out", tmp_path, code=1)
+    done = spawned(*command, "--out", tmp_path, code=1)
     assert "failed" in done.stderr
     assert "clusters, not 40" in done.stderr
 
 
 def test_a_store_that_is_no_store_is_refused_and_left_alone(tmp_path):
     (tmp_path / "trials.sqlite").write_text("something else")
-    done = fissile("run", "codes", "--scale", "smoke", "--out", tmp_path, code=1)
+    done = called("run", "codes", "--scale", "smoke", "--out", tmp_path, code=1)
     assert "trials.sqlite" in done.stderr
     assert (tmp_path / "trials.sqlite").read_text() == "something else"
 
 
-def test_a_run_of_another_version_does_not_hide_the_others(lab, tmp_path):
-    shutil.copytree(lab, tmp_path / "lab")
+def test_a_run_of_another_version_does_not_hide_the_others(tmp_path):
+    called("run", "codes", "theory", "--scale", "smoke", "--out", tmp_path / "lab")
     with Store(tmp_path / "lab") as store:
         store.note_run(Run("codes", "smoke", None, {"dropout": 0.5}, "fissile run codes --new"))
         store.note_run(Run("codes", "huge", None, {}, "fissile run codes --scale huge"))
         store.note_run(Run("psychics", "smoke", None, {}, "fissile run psychics"))
-    out = fissile("status", "--out", tmp_path / "lab").stdout
+    out = called("status", "--out", tmp_path / "lab").stdout
     assert out.count("Made by another version of fissile: ") == 3
-    assert "superposition" in out
-    fissile("report", "--out", tmp_path / "lab")
+    assert "4 of 4" in out  # of theory
+    assert "6 of 6" in out  # of codes
+    called("report", "--out", tmp_path / "lab")
     assert "Codes appear" in (tmp_path / "lab" / "report" / "index.html").read_text()
 
 
 def test_results_of_a_study_that_never_ran(lab, tmp_path):
-    fissile("run", "theory", "--scale", "smoke", "--out", tmp_path)
-    done = fissile("results", "codes", "--out", tmp_path, code=1)
+    called("run", "theory", "--scale", "smoke", "--out", tmp_path)
+    done = called("results", "codes", "--out", tmp_path, code=1)
     assert "run: fissile run codes" in done.stderr
 
 
-def test_help_has_examples(capsys, monkeypatch):
-    assert "Begin with" in fissile("--help").stdout
+def test_help_has_examples():
+    assert "Begin with" in called("--help").stdout
     for command in ("run", "studies", "status", "results", "report", "theory", "fidelity"):
-        assert "Example" in inside(capsys, monkeypatch, command, "--help", code=0).out
+        assert "Example" in called(command, "--help").stdout
 
 
 def test_fidelity_writes_its_tables(lab, tmp_path):
     found = tmp_path / "found.md"
-    out = fissile("fidelity", "--scale", "smoke", "--out", lab, "--to", found).stdout
+    out = called("fidelity", "--scale", "smoke", "--out", lab, "--to", found).stdout
     assert "readings compared with the paper" in out
     for heading in ("best reading of each table", "One setting for all", "no reading reaches"):
         assert heading in found.read_text()

@@ -1,36 +1,18 @@
 """The studies of real data through the command line, on sets that are made from a seed."""
 
 import csv
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from command import called, spawned
 
 from fissile.data import catalogue
+from fissile.lab import classifier
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
 
-FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
 REAL = {name: study for name, study in STUDIES.items() if study.data("smoke")}
 CNN = ("cnn-256", "cnn-512")
 MLP = [name for name in REAL if name not in CNN]
-
-
-def fissile(*arguments, code=0, **environment):
-    quiet = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1", **environment}
-    done = subprocess.run(
-        [FISSILE, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=os.environ | quiet,
-        timeout=300,
-    )
-    assert done.returncode == code, (done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +20,14 @@ def lab(tmp_path_factory):
     """A store with every study of real data at the smallest scale, on generated sets."""
     folder = tmp_path_factory.mktemp("lab")
     run = ("--scale", "smoke", "--out", folder, "--set")
-    fissile("run", *MLP, *run, "data=generated")
-    fissile("run", *CNN, *run, "data=generated-images")
+    called("run", *MLP, *run, "data=generated")
+    called("run", *CNN, *run, "data=generated-images")
     return folder
 
 
 @pytest.mark.slow
 def test_every_study_runs_and_is_reported(lab, tmp_path):
-    fissile("report", "--out", lab, "--to", tmp_path)
+    called("report", "--out", lab, "--to", tmp_path)
     page = (tmp_path / "index.html").read_text()
     with open(tmp_path / "claims.csv", newline="") as file:
         judged = {row["study"] for row in csv.DictReader(file)}
@@ -56,7 +38,7 @@ def test_every_study_runs_and_is_reported(lab, tmp_path):
         assert (tmp_path / "figures" / f"{name}.csv").read_text().count("\n") > 1
         assert (tmp_path / "tables" / f"{name}.csv").exists() == bool(study.published)
     assert "fingerprint" in page  # of the arrays, beside how it was made
-    again = fissile("run", *MLP, "--scale", "smoke", "--out", lab, "--set", "data=generated")
+    again = called("run", *MLP, "--scale", "smoke", "--out", lab, "--set", "data=generated")
     assert "0 trials computed" in again.stdout
 
 
@@ -76,18 +58,18 @@ def test_results_hang_on_the_arrays_and_not_on_their_name_alone(lab):
 
 def test_missing_data_is_said_with_what_to_do(tmp_path):
     nowhere = {"FISSILE_DATA": "", "XDG_CACHE_HOME": str(tmp_path)}
-    done = fissile("run", "cifar100", "--scale", "smoke", "--out", tmp_path, code=1, **nowhere)
+    done = called("run", "cifar100", "--scale", "smoke", "--out", tmp_path, code=1, **nowhere)
     assert "cifar100-clip is not here" in done.stderr
     assert "fissile embed cifar100 --encoder open_clip:ViT-B-16/openai" in done.stderr
     assert "FISSILE_DATA" in done.stderr
     assert not (tmp_path / "trials.sqlite").exists()
-    done = fissile("run", "cifar100", "--data", tmp_path / "no", "--out", tmp_path, code=1)
+    done = called("run", "cifar100", "--data", tmp_path / "no", "--out", tmp_path, code=1)
     assert f"there is no folder {tmp_path / 'no'}" in done.stderr
 
 
 def test_a_study_takes_only_data_that_fits_it(tmp_path):
     def refused(*words):
-        return fissile("run", *words, "--scale", "smoke", "--out", tmp_path, code=1).stderr
+        return called("run", *words, "--scale", "smoke", "--out", tmp_path, code=1).stderr
 
     assert "data='clinc150' cannot be used here" in refused("cifar100", "--set", "data=clinc150")
     assert "give one of cifar100" in refused("cnn-256", "--set", "data=fashionmnist")
@@ -97,30 +79,32 @@ def test_a_study_takes_only_data_that_fits_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_features_in_a_folder_of_the_user_s(tmp_path):
+def test_features_in_a_folder_of_the_user_s(tmp_path, monkeypatch):
     import numpy as np
 
     from fissile.data.features import write_features
     from fissile.data.generated import features
 
+    # A process remembers the arrays of a set; here every command is to read them anew.
+    monkeypatch.setattr(classifier, "_found", classifier._found.__wrapped__)
     made = features(inputs=512, classes=100, train=1000, test=200)
     write_features(tmp_path / "cifar100-clip-vit-b-16.npz", made)
     run = ("run", "cifar100", "--scale", "smoke", "--trials", "1", "--out", tmp_path / "lab")
-    assert "6 trials computed" in fissile(*run, "--data", tmp_path).stdout
+    assert "6 trials computed" in called(*run, "--data", tmp_path).stdout
     # The same features in another format are the same results; others are others.
     (tmp_path / "cifar100-clip-vit-b-16.npz").unlink()
     write_features(tmp_path / "cifar100-clip-vit-b-16", made)
-    assert "6 found in the store" in fissile(*run, FISSILE_DATA=str(tmp_path)).stdout
+    assert "6 found in the store" in called(*run, FISSILE_DATA=str(tmp_path)).stdout
     x = np.load(tmp_path / "cifar100-clip-vit-b-16" / "x_train.npy")
     x[0, 0] += 1
     np.save(tmp_path / "cifar100-clip-vit-b-16" / "x_train.npy", x)
-    assert "6 trials computed" in fissile(*run, "--data", tmp_path).stdout
+    assert "6 trials computed" in called(*run, "--data", tmp_path).stdout
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(catalogue.find("fashionmnist") is None, reason="FashionMNIST is not here")
 def test_fashionmnist_itself(tmp_path):
-    out = fissile("run", "fashionmnist", "--scale", "smoke", "--trials", "1", "--out", tmp_path)
+    out = spawned("run", "fashionmnist", "--scale", "smoke", "--trials", "1", "--out", tmp_path)
     assert "6 trials computed" in out.stdout
     with Store(tmp_path, create=False) as store:
         run = store.runs()[0]

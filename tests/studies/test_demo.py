@@ -49,7 +49,10 @@ def test_ctrl_c_ends_the_demo_in_one_line(tmp_path):
         assert running.stdout.readline()  # it says what it is about to do
         time.sleep(3)
         running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=60)
+        try:
+            out, _ = running.communicate(timeout=60)
+        finally:
+            running.kill()  # one that does not stop is not waited for
     assert running.returncode == 130
     assert b"Stopped" in out
     assert b"Traceback" not in out

@@ -180,7 +180,7 @@ CASES = {
 )
 def test_it_agrees_with_the_plain_loop(case, samples, options):
     settings = CASES[case]
-    sizes, count = settings["sizes"], settings.get("sets", 3)
+    sizes, count = settings["sizes"], settings.get("sets", 2)
     trials = make_trials(count, **settings)
     sets = make_sets(settings.get("sets", 1), samples, 37, sizes[0], sizes[-1], seed=1)
     networks = stack(trials)
@@ -263,11 +263,11 @@ def part(networks, rows):
 
 @pytest.mark.parametrize("sizes", [[20, 7, 1], [20, 7, 3]])
 def test_a_network_is_the_same_alone_and_in_company(sizes):
-    trials = make_trials(5, sizes, sets=2)
+    trials = make_trials(3, sizes, sets=2)
     sets = make_sets(2, 45, 37, sizes[0], sizes[-1])
     together, apart = stack(trials), stack(trials)
     outcome = launch(together, sets, trials, epochs=2)
-    for i in range(5):
+    for i in range(3):
         alone = launch(part(apart, slice(i, i + 1)), sets, trials[i : i + 1], epochs=2)
         assert torch.equal(alone.loss[0], outcome.loss[i])
         assert torch.equal(alone.correct[0], outcome.correct[i])

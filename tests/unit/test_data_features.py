@@ -144,22 +144,26 @@ def test_a_damaged_note_is_refused(about, tmp_path):
     assert read_features(tmp_path / "f").encoder == ""
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_really_full_disk_keeps_the_old_file(name, tmp_path):
+def test_a_really_full_disk_keeps_the_old_file(tmp_path):
     """Writes under a file size limit of the operating system, in a process of its own."""
-    write_features(tmp_path / name, DATA)
+    paths = [tmp_path / name for name in FORMATS]
+    for path in paths:
+        write_features(path, DATA)
     code = (
         "import resource, signal, sys, numpy as np;"
         "from fissile.data import Labelled, write_features; from fissile import FileError;"
         "x = np.zeros((999, 99), np.float32); y = np.zeros(999, int);"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "try: write_features(sys.argv[1], Labelled(x, y, x, y))\n"
-        "except FileError as error: print('refused:', error)"
+        "for path in sys.argv[1:]:\n"
+        " try: write_features(path, Labelled(x, y, x, y))\n"
+        " except FileError as error: print('refused:', error)"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / name], capture_output=True, text=True
-    )
-    assert run.stdout.startswith("refused: could not write"), run
-    assert same(read_features(tmp_path / name))
-    assert os.listdir(tmp_path) == [name]
+    run = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
+    said = run.stdout.splitlines()
+    assert len(said) == len(paths), run
+    for path, line in zip(paths, said, strict=True):
+        assert line.startswith("refused: could not write"), run
+        assert str(path) in line
+        assert same(read_features(path))
+    assert sorted(os.listdir(tmp_path)) == sorted(FORMATS)
