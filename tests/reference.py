@@ -1,6 +1,7 @@
 """Fixed parameter expansion on one screen: plain loops, read it top to bottom. The tests' oracle.
 
-A network with one hidden layer is z = W2 · relu(W1 x + b1) + b2, W1 (h x d), W2 (C x h).
+A network with one hidden layer is z = W2 · relu(W1 x + b1) + b2, W1 (h x d), W2 (C x h). A gated
+one is z = down · (act(gate x) * up x); one of filters has weights (h x d x kernel positions).
 """
 
 import numpy as np
@@ -8,33 +9,42 @@ import numpy as np
 
 def expand(w1, b1, w2, owner, alpha, extra=0):
     """Split each neuron into alpha children; owner[i][j] is the child that inherits input j."""
-    (h, d), outputs = w1.shape, len(w2)
-    wide1 = np.zeros((alpha * h, d))
-    wide2 = np.zeros((outputs, alpha * h))
-    bias1 = np.zeros(alpha * h)
-    entries = []  # every weight of the wide network, as (order of removal, matrix, row, column)
+    bias1 = np.array([b1[i] for i in range(len(b1)) for _ in range(alpha)])  # the whole bias
+    (wide1,), wide2 = expand_many([w1[:, :, None]], w2[:, :, None], owner, alpha, extra)
+    return wide1[:, :, 0], bias1, wide2[:, :, 0]
 
-    for i in range(h):
-        for k in range(alpha):
-            bias1[i * alpha + k] = b1[i]  # each child inherits the whole bias
 
-    for i in range(h):
-        for j in range(d):
-            child = i * alpha + owner[i][j]  # and its own share of the inputs
-            wide1[child, j] = w1[i, j]
-            entries.append((-abs(w1[i, j]), len(entries), wide1, child, j))
+def expand_many(firsts, second, owner, alpha, extra=0):
+    """Do the same where a neuron has several first weights, (h x d x positions) each."""
+    entries = []  # every weight of the wide network, as (order of removal, array, where)
+    budget = sum(np.count_nonzero(weight) for weight in [*firsts, second]) - extra
+    wides = []
 
+    for weight in firsts:
+        h, d, positions = weight.shape
+        wide = np.zeros((alpha * h, d, positions))
+        for i in range(h):
+            for j in range(d):
+                child = i * alpha + owner[i][j]  # each child has its own share of the inputs
+                for p in range(positions):
+                    wide[child, j, p] = weight[i, j, p]
+                    entries.append((-abs(weight[i, j, p]), len(entries), wide, (child, j, p)))
+        wides.append(wide)
+
+    outputs, h, positions = second.shape
+    wide2 = np.zeros((outputs, alpha * h, positions))
     for c in range(outputs):
         for i in range(h):
             for k in range(alpha):
-                wide2[c, i * alpha + k] = w2[c, i]  # and the parent's outgoing weights, undivided
-                entries.append((-abs(w2[c, i]), len(entries), wide2, c, i * alpha + k))
+                for p in range(positions):  # and the parent's outgoing weights, undivided
+                    wide2[c, i * alpha + k, p] = second[c, i, p]
+                    where = (c, i * alpha + k, p)
+                    entries.append((-abs(second[c, i, p]), len(entries), wide2, where))
 
-    # Prune back: largest magnitude first, ties in order of storage, W1 before W2.
-    budget = np.count_nonzero(w1) + np.count_nonzero(w2) - extra
-    for _, _, matrix, row, column in sorted(entries, key=lambda e: e[:2])[budget:]:
-        matrix[row, column] = 0
-    return wide1, bias1, wide2
+    # Prune back: largest magnitude first, ties in order of storage, the firsts before the second.
+    for _, _, array, where in sorted(entries, key=lambda e: e[:2])[budget:]:
+        array[where] = 0
+    return wides, wide2
 
 
 def forward(x, layers):

@@ -8,10 +8,17 @@ children with disjoint inputs, prune back to the same number of non-zero weights
 
 from fissile import bank, data, measure, theory
 from fissile.budget import NonZeros, nonzeros
+from fissile.convert import to_dense, to_masked
 from fissile.errors import FileError, FissileError
-from fissile.expand import dropconnect, expand, to_dense, to_masked
+from fissile.expand import dropconnect, expand
 from fissile.files import load, save
-from fissile.layers import DropConnectLinear, MaskedLinear, PartitionedLinear
+from fissile.layers import (
+    DropConnectLinear,
+    MaskedConv2d,
+    MaskedLinear,
+    PartitionedConv2d,
+    PartitionedLinear,
+)
 from fissile.network import MLP
 from fissile.rewire import Rewire
 from fissile.split import (
@@ -25,27 +32,33 @@ from fissile.split import (
     register_split,
 )
 from fissile.summary import summary
+from fissile.surgery import Discovery, Place, discover
 
 __version__ = "0.1.0"
 
 __all__ = [
     "MLP",
     "Blocks",
+    "Discovery",
     "DropConnectLinear",
     "FileError",
     "FissileError",
     "Gram",
     "Groups",
+    "MaskedConv2d",
     "MaskedLinear",
     "NonZeros",
     "Overlapping",
+    "PartitionedConv2d",
     "PartitionedLinear",
+    "Place",
     "Random",
     "Rewire",
     "Split",
     "Structured",
     "bank",
     "data",
+    "discover",
     "dropconnect",
     "expand",
     "load",

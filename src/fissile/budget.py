@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fissile.errors import FissileError
-from fissile.layers import SparseLinear
+from fissile.layers import SparseLayer
 from fissile.shapes import Bool, Float, Int
 
 __all__ = ["Budget", "Count", "NonZeros", "check_budget", "keep_largest", "nonzeros", "prune_back"]
@@ -126,10 +126,13 @@ def _count(layer: str, module: nn.Module, key: str, parameter: Tensor) -> Count:
         return Count(layer, "bias", parameter.numel())
     if _is_norm(module):
         return Count(layer, "norm", parameter.numel())
-    if isinstance(module, SparseLinear):
+    if isinstance(module, SparseLayer):
         return Count(layer, "weight", module.nonzeros())
     if parameter.ndim >= 2:
-        return Count(layer, "weight", int(torch.count_nonzero(parameter.detach())))
+        count = torch.count_nonzero(parameter.detach())
+        # Of a sharded parameter, every process counts its own part.
+        whole = count.full_tensor() if hasattr(count, "full_tensor") else count
+        return Count(layer, "weight", int(whole))
     return Count(layer, "other", parameter.numel())
 
 

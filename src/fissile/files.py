@@ -17,16 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fissile.chain import NORMS
+from fissile.children import resize, width_of
 from fissile.errors import FileError, needs
-from fissile.layers import (
-    REMOVED,
-    DropConnectLinear,
-    MaskedLinear,
-    PartitionedLinear,
-    SparseLinear,
-)
+from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 from fissile.network import MLP
+from fissile.recipe import rebuild, recipe_of
 
 __all__ = ["load", "save"]
 
@@ -36,11 +31,6 @@ _MISFITS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError,
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-_KINDS = {
-    "partitioned": PartitionedLinear,
-    "masked": MaskedLinear,
-    "dropconnect": DropConnectLinear,
-}
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -56,11 +46,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         if not isinstance(value, Tensor):
             raise FileError(f"cannot save {key!r}: it is a {type(value).__name__}, not a tensor")
         tensors[key] = value.detach().cpu().clone().contiguous()  # tied tensors become two
-    recipe = {
-        "version": _VERSION,
-        "mlp": model.recipe() if type(model) is MLP else None,
-        "layers": {name: _layer_recipe(layer) for name, layer in _sparse_layers(model).items()},
-    }
+    mlp = model.recipe() if type(model) is MLP else None
+    recipe = {"version": _VERSION, "mlp": mlp} | recipe_of(model)
     _replace(Path(path), lambda temporary: save_file(tensors, temporary, _metadata(recipe)))
 
 
@@ -77,18 +64,22 @@ def load(
 
     Args:
         path: the file.
-        model: for anything but a ``fissile.MLP``, a model of the same architecture, dense or
-            expanded; a filled copy is returned, in the given model's dtype.
+        model: for anything but a ``fissile.MLP``, a model of the same architecture, dense (as
+            narrow as it was, or as wide) or expanded; a filled copy is returned, in the given
+            model's dtype.
         device: where the new model shall live, if no model is given.
     """
     needs("safetensors", "files")
     tensors, recipe = _read(Path(path))
     try:
         built = _empty_mlp(recipe) if model is None else copy.deepcopy(model)
-        for name, layer in recipe["layers"].items():
-            built.set_submodule(name, _sparse_layer(name, layer, tensors, built))
-        _resize_norms(built, tensors)
+        if model is None:
+            _resize_slopes(built, tensors)
+        recipe = _completed(recipe, tensors, built)
+        _check_sizes(recipe["layers"], tensors)
+        rebuild(built, recipe)
         _check_tensors(built, tensors)
+        _check_patterns(built, tensors)
         built.load_state_dict(tensors, assign=model is None)
         if model is None:
             _try_out(built)
@@ -102,15 +93,6 @@ def load(
 
 def _metadata(recipe: dict[str, Any]) -> dict[str, str]:
     return {"fissile": json.dumps(recipe)}
-
-
-def _sparse_layers(model: nn.Module) -> dict[str, SparseLinear]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, SparseLinear)}
-
-
-def _layer_recipe(layer: SparseLinear) -> dict[str, Any]:
-    kind = next(name for name, known in _KINDS.items() if type(layer) is known)
-    return {"kind": kind} | ({"alpha": layer.alpha} if isinstance(layer, PartitionedLinear) else {})
 
 
 def _replace(path: Path, write: Callable[[str], None]) -> None:
@@ -171,93 +153,59 @@ def _empty_mlp(recipe: dict[str, Any]) -> nn.Module:
     return MLP.from_recipe(recipe["mlp"], device="meta")
 
 
-def _sparse_layer(
-    name: str, layer: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module
-) -> SparseLinear:
-    """Build an expanded layer from its tensors, after checking that they make one."""
-    old = model.get_submodule(name)
-    if not isinstance(old, nn.Linear | SparseLinear):
-        raise FileError(f"{name!r} is a {type(old).__name__} in the model, not a linear layer")
-    like = old.weight
-    meta = like.device.type == "meta"
-    weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
-    if weight.ndim != 2 or not weight.is_floating_point():
-        raise FileError(f"{name}.weight is no matrix of floats")
-    if (bias is None) != (old.bias is None):
-        raise FileError(f"{name!r} has a bias in only one of the file and the model")
-    if not meta:
-        weight = weight.to(like)
-        bias = None if bias is None else bias.to(like)
-    new: SparseLinear
-    if layer["kind"] == "partitioned":
-        owner, alpha = tensors[f"{name}.owner"], layer["alpha"]
-        _check_owner(name, owner, weight, alpha)
-        new = PartitionedLinear(weight, owner.to(weight.device), alpha, bias)
-    elif layer["kind"] == "masked":
-        mask = tensors[f"{name}.mask"]
-        if mask.dtype is not torch.bool or mask.shape != weight.shape:
-            raise FileError(f"{name}.mask is no mask for its weight")
-        new = MaskedLinear(weight, mask.to(weight.device), bias)
-    elif layer["kind"] == "dropconnect":
-        degree = tensors[f"{name}.degree"]
-        if degree.shape != weight.shape[:1] or bool(
-            (degree < 0).any() | (degree > weight.shape[1]).any()
-        ):
-            raise FileError(f"{name}.degree does not fit its weight")
-        stream = tensors[f"{name}.stream"]
-        if stream.shape != (2,) or stream.dtype is not torch.int64:
-            raise FileError(f"{name}.stream is no seed and count")
-        new = DropConnectLinear(weight, degree.to(weight.device), bias)
-    else:
-        raise FileError(f"{name!r} has the unknown kind {layer['kind']!r}")
-    _check_grown(name, old, new)
-    if new.bias is not None and new.bias.shape != (new.out_features,):
-        raise FileError(f"{name}.bias does not fit its weight")
-    return new.train(old.training)
-
-
-def _check_grown(name: str, old: nn.Linear | SparseLinear, new: SparseLinear) -> None:
-    """Refuse a layer that cannot have grown out of the model's: one side may be a multiple."""
-    mine, file = (old.in_features, old.out_features), (new.in_features, new.out_features)
-    if isinstance(old, SparseLinear):
-        fits = mine == file
-    elif isinstance(new, PartitionedLinear):
-        fits = new.weight.shape == old.weight.shape
-    else:
-        sides = list(zip(mine, file, strict=True))
-        fits = all(b % a == 0 and b >= a for a, b in sides) and any(a == b for a, b in sides)
-    if not fits:
-        raise FileError(f"{name!r} maps {mine} features in the model and {file} in the file")
-
-
-def _check_owner(name: str, owner: Tensor, weight: Tensor, alpha: Any) -> None:
-    if type(alpha) is not int or not 1 <= alpha <= weight.shape[1]:
-        raise FileError(f"{name!r} has alpha={alpha!r} in the recipe")
-    if owner.dtype not in (torch.int8, torch.int16, torch.int32) or owner.shape != weight.shape:
-        raise FileError(f"{name}.owner does not fit its weight")
-    if bool(((owner < REMOVED) | (owner >= alpha)).any()):
-        raise FileError(f"{name}.owner names a child outside 0 .. {alpha - 1}")
-
-
-def _resize_norms(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give norms and slopes the width they have in the file."""
+def _resize_slopes(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Give PReLUs the slopes they have in the file: an MLP's settings do not say how many."""
     for name, module in model.named_modules():
-        if not isinstance(module, (*NORMS, nn.PReLU)):
+        slopes = tensors.get(f"{name}.weight")
+        if isinstance(module, nn.PReLU) and slopes is not None and slopes.ndim == 1:
+            module.weight = nn.Parameter(torch.empty_like(slopes, device="meta"))
+            resize(module, len(slopes))
+
+
+def _completed(
+    recipe: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module
+) -> dict[str, Any]:
+    """Add what early files leave to their tensors: the layers' sizes and the norms' widths."""
+    layers = {name: dict(entry) for name, entry in recipe["layers"].items()}
+    for name, entry in layers.items():
+        if "inputs" not in entry:
+            rows, entry["inputs"] = tensors[f"{name}.weight"].shape[:2]
+            entry["outputs"] = rows * entry.get("alpha", 1)
+    norms = recipe.get("norms")
+    if norms is None:
+        norms = {
+            name: tensors[f"{name}.weight"].shape[-1]
+            for name, module in model.named_modules()
+            if width_of(module) is not None and f"{name}.weight" in tensors
+        }
+    return recipe | {"layers": layers, "norms": norms}
+
+
+def _check_sizes(layers: dict[str, dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+    """Let no layer be made that is larger than the file's own tensors."""
+    for name, entry in layers.items():
+        weight = tensors[f"{name}.weight"]
+        sizes = weight.shape[1], weight.shape[0] * entry.get("alpha", 1)
+        if not weight.is_floating_point() or sizes != (entry["inputs"], entry["outputs"]):
+            raise FileError(f"{name}.weight is not what the recipe says")
+
+
+def _check_patterns(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Refuse owners, masks and streams that no expansion makes."""
+    for name, layer in model.named_modules():
+        if not isinstance(layer, SparseLayer):
             continue
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        for key, value in own:
-            found = tensors.get(f"{name}.{key}")
-            if found is None or found.shape == value.shape or value.ndim != 1:
-                continue
-            fresh = torch.zeros(found.shape, dtype=value.dtype, device=value.device)
-            setattr(module, key, nn.Parameter(fresh) if key in module._parameters else fresh)
-            width = found.numel()
-            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-                module.normalized_shape = (width,)
-            elif isinstance(module, nn.BatchNorm1d):
-                module.num_features = width
-            else:
-                module.num_parameters = width
+        for key, buffer in layer.named_buffers():
+            if tensors[f"{name}.{key}"].dtype is not buffer.dtype:
+                raise FileError(f"{name}.{key} is no tensor of {buffer.dtype}")
+        if isinstance(layer, Partitioned):
+            owner = tensors[f"{name}.owner"]
+            if bool(((owner < REMOVED) | (owner >= layer.alpha)).any()):
+                raise FileError(f"{name}.owner names a child outside 0 .. {layer.alpha - 1}")
+        elif isinstance(layer, DropConnectLinear):
+            degree = tensors[f"{name}.degree"]
+            if bool(((degree < 0) | (degree > layer.in_features)).any()):
+                raise FileError(f"{name}.degree does not fit its weight")
 
 
 def _check_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -28,8 +28,10 @@ class Move:
     how: Callable[[Tensor], Tensor]
 
 
-def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
-    """Refuse an optimizer whose state we could not carry over, before anything is changed."""
+def check_optimizer(optimizer: Optimizer, model: nn.Module) -> Optimizer:
+    """Return the optimizer, unwrapped; refuse one whose state we could not carry over."""
+    if type(optimizer) not in _KNOWN:  # accelerate wraps the one that holds the state
+        optimizer = getattr(optimizer, "optimizer", optimizer)
     if type(optimizer) not in _KNOWN:
         known = ", ".join(kind.__name__ for kind in _KNOWN)
         raise FissileError(
@@ -39,6 +41,7 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not any(id(p) in held for p in model.parameters()):
         raise FissileError("the optimizer holds none of this model's parameters")
+    return optimizer
 
 
 def carry(optimizer: Optimizer, moves: Sequence[Move]) -> None:

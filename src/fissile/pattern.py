@@ -3,6 +3,9 @@
 This is the whole method as pure tensor algebra, on any leading batch dimensions: deal the inputs,
 copy the second layer's columns, prune back to the budget. ``fissile.expand`` on a model and the
 bank of thousands of networks are two callers of it.
+
+Every kind of pair is two matrices. Gate and up are one, their rows below each other; a filter is a
+row, in which every input channel has as many columns as the kernel has positions.
 """
 
 from __future__ import annotations
@@ -19,7 +22,20 @@ from fissile.layers import REMOVED, children_of, owner_mask
 from fissile.shapes import Bool, Float, Int
 from fissile.split import Split, redraw
 
-__all__ = ["Pattern", "check_alpha", "split_pair"]
+__all__ = ["Form", "Pattern", "check_alpha", "split_pair"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the neurons of a pair lie in its two matrices.
+
+    ``parts`` is 2 where a neuron has two rows of the first matrix, gate and up; the kernels are how
+    many columns an input of the first, and of the second layer has.
+    """
+
+    parts: int = 1
+    first_kernel: int = 1
+    second_kernel: int = 1
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,15 @@ class Pattern:
     def first_mask(self) -> Bool[Tensor, "*batch children inputs"]:
         """Return the first layer's pattern as a mask, whatever it is kept as."""
         return owner_mask(self.owner, self.alpha) if self.first is None else self.first
+
+    def parts(self, count: int) -> list[Pattern]:
+        """Return a pattern for each of ``count`` first layers that lie below each other."""
+        owners = self.owner.chunk(count, -2)
+        firsts = [None] * count if self.first is None else self.first.chunk(count, -2)
+        return [
+            Pattern(self.alpha, owner, self.second, first)
+            for owner, first in zip(owners, firsts, strict=True)
+        ]
 
 
 def check_alpha(alpha: int, inputs: int) -> int:
@@ -58,6 +83,7 @@ def split_pair(
     split: Split,
     draw: Draw,
     *,
+    form: Form = Form(),  # noqa: B008 (it is frozen)
     extra: int = 0,
 ) -> Pattern:
     """Split every neuron between two layers and prune back to the same number of non-zeros.
@@ -67,20 +93,54 @@ def split_pair(
     ``extra`` is what the pair must pay besides: the children's biases and norm parameters when
     the budget counts them.
     """
-    alpha = check_alpha(alpha, first.shape[-1])
-    owner = _checked(split.deal(first, alpha, draw), first, alpha, split)
+    alpha = check_alpha(alpha, first.shape[-1] // form.first_kernel)
+    owner = _owners(first, alpha, split, draw, form)
     count = torch.count_nonzero(first, (-2, -1)) + torch.count_nonzero(second, (-2, -1)) - extra
     if bool((count < 1).any()):
         raise FissileError(
             "the budget leaves no weights: the children's biases and norm parameters alone use it "
             'up; use a smaller alpha or budget="weights"'
         )
-    keep, second_mask = prune_back(first, children_of(second, alpha, -1), count)
+    copies = children_of(second.unflatten(-1, (-1, form.second_kernel)), alpha, -2).flatten(-2)
+    keep, second_mask = prune_back(first, copies, count)
     owner = torch.where(keep, owner, REMOVED)
     if split.disjoint:
         return Pattern(alpha, owner, second_mask)
-    mask = redraw(owner_mask(owner, alpha), children_of(first, alpha, -2), draw)
+    if form.first_kernel > 1:
+        raise FissileError(f"{split!r} shares inputs, which filters cannot do; use another split")
+    again = _alike(draw, form.parts)
+    mask = redraw(owner_mask(owner, alpha), children_of(first, alpha, -2), again)
     return Pattern(alpha, owner, second_mask, mask)
+
+
+def _owners(
+    first: Float[Tensor, "*batch parents inputs"],
+    alpha: int,
+    split: Split,
+    draw: Draw,
+    form: Form,
+) -> Int[Tensor, "*batch parents inputs"]:
+    """Deal the inputs once for each neuron, whatever number of weights it has on each.
+
+    A split that looks at weights sees a neuron's other weights as further rows, after the parents.
+    """
+    parts = first.unflatten(-1, (-1, form.first_kernel)).unflatten(-3, (form.parts, -1))
+    rows = parts.movedim(-1, -3)  # (*batch, parts, kernel, parents, inputs)
+    parents = rows.shape[-2]
+    rows = rows.flatten(-4, -2)
+    owner = _checked(split.deal(rows, alpha, draw), rows, alpha, split)[..., :parents, :]
+    owner = children_of(owner, form.first_kernel, -1)
+    return torch.cat([owner] * form.parts, -2)
+
+
+def _alike(draw: Draw, parts: int) -> Draw:
+    """Draw the same for both parts of a neuron: its gate and its up see their inputs together."""
+
+    def alike(*shape: int) -> Tensor:
+        *batch, rows, columns = shape
+        return torch.cat([draw(*batch, rows // parts, columns)] * parts, -2)
+
+    return alike
 
 
 def _checked(owner: Tensor, first: Tensor, alpha: int, split: Split) -> Tensor:

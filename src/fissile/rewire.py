@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from fissile.budget import keep_largest
 from fissile.errors import FissileError, whole
-from fissile.layers import DropConnectLinear, MaskedLinear, PartitionedLinear
+from fissile.layers import DropConnectLinear, Masked, Partitioned
 from fissile.optim import check_optimizer
 from fissile.order import hash32, noise
 from fissile.shapes import Bool, Float, Int
@@ -89,7 +89,7 @@ class Rewire:
         if grow not in ("random", "gradient"):
             raise FissileError(f'grow must be "random" or "gradient", not {grow!r}')
         if optimizer is not None:
-            check_optimizer(optimizer, model)
+            optimizer = check_optimizer(optimizer, model)
         self.layers = _masked_layers(model)
         self.optimizer, self.every, self.fraction = optimizer, every, fraction
         self.grow, self.until, self.steps = grow, until, 0
@@ -124,9 +124,10 @@ class Rewire:
         self.seed = state["seed"]
 
     @torch.no_grad()
-    def _update(self, index: int, layer: MaskedLinear) -> None:
-        count = (self._fraction() * layer.mask.sum((-2, -1))).floor().long()
-        new = rewired(layer.weight, layer.mask, self._score(index, layer), count)
+    def _update(self, index: int, layer: Masked) -> None:
+        weight, mask = layer.rows(layer.weight), layer.rows(layer.mask)
+        count = (self._fraction() * mask.sum((-2, -1))).floor().long()
+        new = rewired(weight, mask, self._score(index, layer), count).reshape(layer.mask.shape)
         moved = new != layer.mask
         layer.mask.copy_(new)
         layer.weight.masked_fill_(moved, 0)
@@ -141,15 +142,15 @@ class Rewire:
             return self.fraction
         return self.fraction * (1 + math.cos(math.pi * self.steps / self.until)) / 2
 
-    def _score(self, index: int, layer: MaskedLinear) -> Tensor:
+    def _score(self, index: int, layer: Masked) -> Tensor:
         if self.grow == "random":
             stream = hash32(self.seed, index).to(layer.weight.device)
-            return noise(stream, self.steps, *layer.mask.shape[-2:])
+            return noise(stream, self.steps, *layer.rows(layer.mask).shape[-2:])
         if id(layer) not in self._gradient:
             raise FissileError("no gradient was seen: run backward() before rewire.step()")
-        return self._gradient[id(layer)].abs()
+        return layer.rows(self._gradient[id(layer)].abs())
 
-    def _listen(self, layer: MaskedLinear) -> Callable[[Tensor], None]:
+    def _listen(self, layer: Masked) -> Callable[[Tensor], None]:
         def listen(gradient: Tensor) -> None:
             # Summed over the micro-batches of an accumulated step, like the gradient itself.
             seen = self._gradient.get(id(layer))
@@ -158,14 +159,14 @@ class Rewire:
         return listen
 
 
-def _masked_layers(model: nn.Module) -> list[MaskedLinear]:
+def _masked_layers(model: nn.Module) -> list[Masked]:
     for name, module in model.named_modules():
-        if isinstance(module, PartitionedLinear | DropConnectLinear):
+        if isinstance(module, Partitioned | DropConnectLinear):
             raise FissileError(
                 f"layer {name!r} is a {type(module).__name__}, whose pattern cannot move; "
                 "pass fissile.to_masked(fissile.expand(model, alpha))"
             )
-    layers = [module for module in model.modules() if isinstance(module, MaskedLinear)]
+    layers = [module for module in model.modules() if isinstance(module, Masked)]
     if not layers:
         raise FissileError("the model has no masked layers; expand it first")
     return layers

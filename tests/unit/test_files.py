@@ -121,6 +121,15 @@ HOSTILE = {
     "alpha zero": lambda t, r: r["layers"]["layers.0"].update(alpha=0),
     "alpha a word": lambda t, r: r["layers"]["layers.0"].update(alpha="two"),
     "alpha huge": lambda t, r: r["layers"]["layers.0"].update(alpha=10**12),
+    "inputs huge": lambda t, r: r["layers"]["layers.0"].update(inputs=10**12),
+    "outputs huge": lambda t, r: r["layers"]["layers.3"].update(outputs=10**12),
+    "inputs no number": lambda t, r: r["layers"]["layers.0"].update(inputs=[8]),
+    "transposed": lambda t, r: r["layers"]["layers.0"].update(transposed=True),
+    "convolution": lambda t, r: r["layers"]["layers.0"].update(kind="partitioned-conv"),
+    "norm in the recipe huge": lambda t, r: r["norms"].update({"layers.1": 10**12}),
+    "norm where none is": lambda t, r: r["norms"].update({"layers.0": 8}),
+    "norms no table": lambda t, r: r.update(norms=[8]),
+    "the model itself": lambda t, r: r["layers"].update({"": {"kind": "masked"}}),
     "unknown kind": lambda t, r: r["layers"]["layers.0"].update(kind="pickle"),
     "layer outside": lambda t, r: r["layers"].update({"no.such": {"kind": "masked"}}),
     "layer on a norm": lambda t, r: r["layers"].update({"layers.1": {"kind": "masked"}}),
@@ -239,13 +248,37 @@ def test_a_pickle_is_never_opened(tmp_path):
 
 def test_a_model_that_does_not_fit_is_refused(saved):
     others = [MLP([8, 4, 2]), MLP([8, 4, 3]), nn.Sequential(nn.Linear(8, 4))]
-    others += [MLP([16, 4, 3], layer_norm=True), MLP([8, 8, 3], layer_norm=True)]
+    others += [MLP([16, 4, 3], layer_norm=True), MLP([8, 16, 3], layer_norm=True)]
     for other in others:
         with pytest.raises(FileError):
             load(saved, other)
     save(expand(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)), 2), saved)
     with pytest.raises(FileError, match="maps"):
         load(saved, nn.Sequential(nn.Linear(64, 9), nn.Tanh(), nn.Linear(9, 77)))
+
+
+def test_a_model_as_wide_as_it_became_is_filled_too(saved):
+    wide = load(saved)
+    assert same(load(saved, MLP([8, 8, 3], layer_norm=True)), wide)
+    assert same(load(saved, MLP([8, 4, 3], layer_norm=True)), wide)
+
+
+def test_a_file_of_the_first_release_is_read(saved):
+    """Its recipe left sizes and widths to the tensors."""
+    wide = load(saved)
+
+    def early(tensors, recipe):
+        del recipe["norms"]
+        for entry in recipe["layers"].values():
+            del entry["inputs"], entry["outputs"]
+
+    rewrite(saved, early)
+    assert parts(saved)[1]["layers"] == {
+        "layers.0": {"kind": "partitioned", "alpha": 2},
+        "layers.3": {"kind": "masked"},
+    }
+    assert same(load(saved), wide)
+    assert same(load(saved, MLP([8, 4, 3], layer_norm=True)), wide)
 
 
 def test_a_failed_write_keeps_the_old_file(saved, monkeypatch):

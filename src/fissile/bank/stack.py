@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Spec
-from fissile.expand import dropconnect, expand, to_masked
+from fissile.convert import to_masked
+from fissile.expand import dropconnect, expand
 from fissile.network import MLP
 from fissile.shapes import Float, Int
 

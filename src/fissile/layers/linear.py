@@ -1,0 +1,198 @@
+"""Linear layers of an expanded network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fissile.draw import choose
+from fissile.layers.algebra import nothing
+from fissile.layers.base import Masked, Partitioned, SparseLayer
+from fissile.order import noise
+from fissile.shapes import Bool, Float, Int
+
+__all__ = [
+    "DropConnectLinear",
+    "MaskedLinear",
+    "PartitionedLinear",
+    "SparseLinear",
+    "all_weights",
+    "is_transposed",
+    "weight_of",
+]
+
+
+class SparseLinear(SparseLayer):
+    """What the expanded linear layers share."""
+
+    in_features: int
+    out_features: int
+    #: Whether it stands for a ``Conv1D`` of transformers, whose weight lies the other way round.
+    transposed: bool
+
+    @property
+    def inputs(self) -> int:
+        """How many features go in."""
+        return self.in_features
+
+    @property
+    def outputs(self) -> int:
+        """How many features come out."""
+        return self.out_features
+
+    def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch children"]:
+        """Apply the linear map."""
+        return functional.linear(x, self.pass_weight(), self.bias)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """Return the tensor, which is a matrix already."""
+        return tensor
+
+    def written_out(self) -> nn.Module:
+        """Return the plain layer, with zeros for removed weights."""
+        weight = self.dense_weight().detach()
+        if self.transposed:
+            from transformers.pytorch_utils import Conv1D
+
+            weight = weight.mT.contiguous()
+        # On the meta device nothing is drawn: writing out must not move the random numbers.
+        with torch.device("meta"):
+            new: nn.Module = (
+                Conv1D(self.out_features, self.in_features)  # type: ignore[no-untyped-call]
+                if self.transposed
+                else nn.Linear(self.in_features, self.out_features)
+            )
+        new.weight = nn.Parameter(weight.clone())
+        bias = self.bias
+        new.register_parameter(
+            "bias", None if bias is None else nn.Parameter(bias.detach().clone())
+        )
+        return new
+
+    def extra_repr(self) -> str:
+        """Say the shape and how much of it exists."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"{super().extra_repr()}"
+        )
+
+
+class PartitionedLinear(Partitioned, SparseLinear):
+    """A linear layer of parents whose inputs were dealt among ``alpha`` children each.
+
+    >>> layer = PartitionedLinear(torch.ones(1, 3), torch.tensor([[0, 1, 1]]), alpha=2)
+    >>> layer(torch.tensor([1.0, 2.0, 3.0]))
+    tensor([1., 5.], grad_fn=...)
+    """
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "*batch parents inputs"],
+        owner: Int[Tensor, "*batch parents inputs"],
+        alpha: int,
+        bias: Float[Tensor, "*batch children"] | None = None,
+        *,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__()
+        parents, self.in_features = weight.shape[-2:]
+        self.out_features, self.transposed = alpha * parents, transposed
+        self._deal(weight, owner, alpha, bias)
+
+
+class MaskedLinear(Masked, SparseLinear):
+    """A linear layer of which only the weights under a fixed mask take part.
+
+    >>> layer = MaskedLinear(torch.ones(1, 2), torch.tensor([[True, False]]))
+    >>> layer(torch.tensor([1.0, 2.0]))
+    tensor([1.], grad_fn=...)
+    """
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "*batch outputs inputs"],
+        mask: Bool[Tensor, "*batch outputs inputs"],
+        bias: Float[Tensor, "*batch outputs"] | None = None,
+        *,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape[-2:]
+        self.transposed = transposed
+        self._cover(weight, mask, bias)
+
+
+class DropConnectLinear(SparseLinear):
+    """Duplicated neurons with a fresh mask at each forward pass; dense and scaled in evaluation.
+
+    In training each child sees as many inputs as it would have after the split (``degree``), drawn
+    anew every time; in evaluation the dense weight is scaled by the share of active weights.
+    """
+
+    degree: Tensor
+    stream: Tensor
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "*batch children inputs"],
+        degree: Int[Tensor, "*batch children"],
+        bias: Float[Tensor, "*batch children"] | None = None,
+        seed: int | Int[Tensor, "*batch"] = 0,
+        *,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape[-2:]
+        self.transposed = transposed
+        self._hold(weight, bias)
+        self.register_buffer("degree", degree.to(torch.int32))
+        # The seed and the passes so far: with them a saved model goes on with the same masks.
+        seeds = torch.as_tensor(seed, device=weight.device)
+        self.register_buffer("stream", torch.stack([seeds, torch.zeros_like(seeds)], -1))
+
+    def draw_mask(self) -> Bool[Tensor, "children inputs"]:
+        """Draw the next mask with every child's degree."""
+        seed, passes = self.stream.unbind(-1)
+        mask = choose(noise(seed, passes, *self.weight.shape[-2:]), self.degree)
+        self.stream[..., 1] += 1
+        return mask
+
+    def pass_weight(self) -> Float[Tensor, "children inputs"]:
+        """Return a freshly masked weight in training, the dense scaled weight in evaluation."""
+        if not self.training:
+            return self.dense_weight()
+        return torch.where(self.draw_mask(), self.weight, nothing(self.weight))
+
+    def dense_weight(self) -> Float[Tensor, "children inputs"]:
+        """Return the dense weight of evaluation, scaled by the share of active weights."""
+        share = self.degree.sum(-1) / (self.in_features * self.out_features)
+        return self.weight * share.to(self.weight.dtype)[..., None, None]
+
+    def pattern(self) -> Bool[Tensor, "children inputs"]:
+        """Return the weights that exist: all of them, since evaluation uses them all."""
+        return torch.ones_like(self.weight, dtype=torch.bool)
+
+    def active(self) -> int:
+        """Count the weights that take part in one training pass."""
+        return int(self.degree.sum())
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Tell transformers' ``Conv1D``, a linear layer whose weight lies the other way round."""
+    kind = type(layer)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
+def all_weights(layer: nn.Module) -> Float[Tensor, "outputs inputs"]:
+    """Return every weight that learns, as a plain matrix: also what DropConnect leaves out now."""
+    return layer.weight if isinstance(layer, DropConnectLinear) else weight_of(layer)
+
+
+def weight_of(layer: nn.Module) -> Float[Tensor, "outputs inputs"]:
+    """Return a linear layer's weight as a plain matrix, expanded or not."""
+    if isinstance(layer, SparseLinear):
+        return layer.dense_weight()
+    if isinstance(layer, nn.Linear):
+        return layer.weight
+    raise TypeError(f"{type(layer).__name__} has no weight matrix")

@@ -1,0 +1,241 @@
+"""The structure of an expanded model as plain data, and a dense model given that structure.
+
+A recipe holds no tensor: a rebuilt model is empty and waits for ``load_state_dict``. Recipes come
+out of files, so nothing in one is believed: every size must be the model's own times an alpha that
+its fan-in allows, before anything is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fissile.assemble import without_fast_path
+from fissile.children import resize, width_of
+from fissile.errors import FileError
+from fissile.layers import (
+    REMOVED,
+    DropConnectLinear,
+    Geometry,
+    MaskedConv2d,
+    MaskedLinear,
+    Partitioned,
+    PartitionedConv2d,
+    PartitionedLinear,
+    SparseConv2d,
+    SparseLayer,
+    SparseLinear,
+    is_transposed,
+)
+from fissile.surgery.config import widen_config
+
+__all__ = ["METHOD", "note", "rebuild", "recipe_of"]
+
+#: The name under which the configs of transformers models hold a recipe.
+METHOD = "fissile"
+
+_KINDS: dict[str, type[SparseLayer]] = {
+    "partitioned": PartitionedLinear,
+    "masked": MaskedLinear,
+    "dropconnect": DropConnectLinear,
+    "partitioned-conv": PartitionedConv2d,
+    "masked-conv": MaskedConv2d,
+}
+
+
+def recipe_of(model: nn.Module) -> dict[str, Any]:
+    """Describe how a model was expanded, in plain data that JSON can hold.
+
+    >>> recipe_of(expand(MLP([32, 8, 1]), 2))["layers"]["layers.0"]
+    {'kind': 'partitioned', 'inputs': 32, 'outputs': 16, 'alpha': 2}
+    """
+    layers = {n: _entry(m) for n, m in model.named_modules() if isinstance(m, SparseLayer)}
+    wide = {entry["outputs"] for entry in layers.values()}
+    norms = {n: width for n, m in model.named_modules() if (width := width_of(m)) in wide}
+    return {"layers": layers, "norms": norms}
+
+
+def note(model: nn.Module) -> None:
+    """Write a transformers model's recipe into its config, where ``from_pretrained`` finds it.
+
+    It sits where a quantizer's settings would; the entry of a real quantizer is left alone. The
+    config of a model without expanded layers loses the recipe of an earlier call.
+    """
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "save_pretrained"):
+        return
+    entry = getattr(config, "quantization_config", None)
+    ours = isinstance(entry, dict) and entry.get("quant_method") == METHOD
+    recipe = recipe_of(model)
+    if recipe["layers"] and (entry is None or ours):
+        config.quantization_config = {"quant_method": METHOD, "recipe": recipe}
+    elif ours:
+        del config.quantization_config
+
+
+def rebuild(model: nn.Module, recipe: Mapping[str, Any]) -> None:
+    """Give a dense model the structure a recipe describes, in place and without weights.
+
+    >>> rebuild(dense, recipe_of(wide))
+    >>> dense.load_state_dict(wide.state_dict())
+
+    Args:
+        model: of the architecture that was expanded, as narrow as it was or as wide as it became;
+            layers that have the structure already keep their weights.
+        recipe: from :func:`recipe_of`.
+    """
+    layers, norms = _table(recipe, "layers"), _table(recipe, "norms")
+    grown = {name: _check(name, entry, _find(model, name)) for name, entry in layers.items()}
+    alphas = {alpha for alpha, _ in grown.values()} - {1}
+    for name, (_, copies) in grown.items():
+        if copies != 1 and copies not in alphas:
+            raise FileError(f"{name!r} reads {copies} copies of its inputs, which no layer makes")
+    widths = {name: _check_norm(name, _find(model, name), norms[name], alphas) for name in norms}
+    parents = {layers[name]["inputs"] // copies for name, (_, copies) in grown.items()}
+    for name, entry in layers.items():
+        old = _find(model, name)
+        if not (isinstance(old, SparseLayer) and _entry(old) == dict(entry)):
+            model.set_submodule(name, _empty(entry, old))
+    for name, width in widths.items():
+        _widen_empty(_find(model, name), width)
+    without_fast_path(model, list(layers))
+    if len(alphas) == 1:
+        widen_config(model, parents, *alphas)
+
+
+def _entry(layer: SparseLayer) -> dict[str, Any]:
+    kind = next(name for name, known in _KINDS.items() if type(layer) is known)
+    entry: dict[str, Any] = {"kind": kind, "inputs": layer.inputs, "outputs": layer.outputs}
+    if isinstance(layer, Partitioned):
+        entry["alpha"] = layer.alpha
+    if isinstance(layer, SparseLinear) and layer.transposed:
+        entry["transposed"] = True
+    return entry
+
+
+def _table(recipe: Mapping[str, Any], key: str) -> dict[str, Any]:
+    table = recipe.get(key, {}) if isinstance(recipe, Mapping) else None
+    if not isinstance(table, Mapping):
+        raise FileError(f"the recipe is damaged: its {key} are no table of names")
+    return dict(table)
+
+
+def _find(model: nn.Module, name: str) -> nn.Module:
+    try:
+        found = model.get_submodule(name) if name else None
+    except AttributeError:
+        found = None
+    if found is None:
+        raise FileError(f"the recipe expands {name!r}, which the model does not have")
+    return found
+
+
+def _check(name: str, entry: Any, old: nn.Module) -> tuple[int, int]:
+    """Return how many children the layer's neurons have, and how many copies it reads."""
+    kind = entry.get("kind") if isinstance(entry, Mapping) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise FileError(f"{name!r} has the unknown kind {kind!r}")
+    if ("alpha" in entry) != kind.startswith("partitioned"):
+        raise FileError(f"{name!r} is {kind}, which does not go with its alpha in the recipe")
+    mine = _sizes(name, entry, old)
+    wanted = _whole(name, entry, "inputs"), _whole(name, entry, "outputs")
+    if "alpha" in entry:
+        alpha = _whole(name, entry, "alpha")
+        narrow = wanted[0], wanted[1] // alpha
+        fits = mine in (narrow, wanted) and wanted[1] % alpha == 0 and alpha <= wanted[0]
+        grown = alpha, 1
+    else:
+        grown = wanted[1] // mine[1], wanted[0] // mine[0]
+        whole = (grown[1] * mine[0], grown[0] * mine[1]) == wanted
+        fits = whole and 1 in grown and 0 not in grown and grown[0] <= wanted[0]
+    if not fits or (isinstance(old, SparseLayer) and mine != wanted):
+        raise FileError(f"{name!r} maps {mine} features in the model and {wanted} in the recipe")
+    return grown
+
+
+def _whole(name: str, entry: Mapping[str, Any], key: str) -> int:
+    value = entry.get(key)
+    if type(value) is not int or value < 1:
+        raise FileError(f"{name!r} has {key}={value!r} in the recipe")
+    return value
+
+
+def _sizes(name: str, entry: Mapping[str, Any], old: nn.Module) -> tuple[int, int]:
+    """Return what the model's own layer maps to what, if it is of the recipe's sort."""
+    turned, weight = _is_turned(old), getattr(old, "weight", None)
+    if entry["kind"].endswith("-conv"):
+        sort, dims = "convolution", 4
+        fits = isinstance(old, nn.Conv2d | SparseConv2d) and getattr(old, "groups", 1) == 1
+    else:
+        sort, dims = "linear layer", 2
+        fits = turned == (entry.get("transposed", False) is True)
+        fits = fits and (turned or isinstance(old, nn.Linear | SparseLinear))
+    if not fits or not isinstance(weight, Tensor) or weight.ndim != dims:
+        raise FileError(f"{name!r} is a {type(old).__name__} in the model, not a {sort} to expand")
+    if isinstance(old, SparseLayer):
+        return old.inputs, old.outputs
+    outputs, inputs = weight.shape[:2]
+    return (outputs, inputs) if turned else (inputs, outputs)
+
+
+def _is_turned(layer: nn.Module) -> bool:
+    return is_transposed(layer) or (isinstance(layer, SparseLinear) and layer.transposed)
+
+
+def _check_norm(name: str, module: nn.Module, width: Any, alphas: set[int]) -> int:
+    mine = width_of(module)
+    wide = set() if mine is None else {mine, *(mine * alpha for alpha in alphas)}
+    if type(width) is not int or width not in wide:
+        raise FileError(
+            f"{name!r} ({type(module).__name__}) is {mine} wide in the model and {width!r} in "
+            "the recipe"
+        )
+    return width
+
+
+def _empty(entry: Mapping[str, Any], old: nn.Module) -> SparseLayer:
+    """Make the layer a recipe describes, with nothing in it yet."""
+    like, kind = old.get_parameter("weight"), _KINDS[entry["kind"]]
+    rows = entry["outputs"] // entry.get("alpha", 1)
+    weight = like.new_zeros(rows, entry["inputs"], *_kernel(old), requires_grad=False)
+    bias = None if old.bias is None else like.new_zeros(entry["outputs"])
+    owner = torch.full_like(weight, REMOVED, dtype=torch.int32)
+    mask = torch.zeros_like(weight, dtype=torch.bool)
+    turned = {"transposed": _is_turned(old)}
+    new: SparseLayer
+    if isinstance(old, nn.Conv2d | SparseConv2d):
+        how = Geometry.of(old)
+        new = MaskedConv2d(weight, mask, bias, how)
+        if kind is PartitionedConv2d:
+            new = PartitionedConv2d(weight, owner, entry["alpha"], bias, how)
+    elif kind is PartitionedLinear:
+        new = PartitionedLinear(weight, owner, entry["alpha"], bias, **turned)
+    elif kind is MaskedLinear:
+        new = MaskedLinear(weight, mask, bias, **turned)
+    else:
+        new = DropConnectLinear(weight, mask.sum(-1), bias, **turned)
+    for key, parameter in new.named_parameters():
+        parameter.requires_grad_(old.get_parameter(key).requires_grad)
+    return new.train(old.training)
+
+
+def _kernel(layer: nn.Module) -> tuple[int, ...]:
+    if isinstance(layer, nn.Conv2d | SparseConv2d):
+        return tuple(layer.kernel_size)
+    return ()
+
+
+def _widen_empty(module: nn.Module, width: int) -> None:
+    """Give a norm or a slope another width, with nothing in it yet."""
+    if width_of(module) == width:
+        return
+    for key, value in [*module.named_parameters(recurse=False), *module.named_buffers()]:
+        if key == "num_batches_tracked":
+            continue
+        fresh = torch.zeros(width, dtype=value.dtype, device=value.device)
+        learns = isinstance(value, nn.Parameter)
+        setattr(module, key, nn.Parameter(fresh, value.requires_grad) if learns else fresh)
+    resize(module, width)

@@ -1,0 +1,190 @@
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import fissile
+from fissile.errors import FissileError
+from fissile.integrations.loggers import Logger, MLflow, Several, TensorBoard, WandB, describe
+from fissile.layers import MaskedConv2d, MaskedLinear, PartitionedConv2d, PartitionedLinear
+
+
+class Memory:
+    def __init__(self):
+        self.seen, self.closed = [], False
+
+    def log(self, step, /, **numbers):
+        self.seen.append((step, numbers))
+
+    def close(self):
+        self.closed = True
+
+
+def partitioned(*rows):
+    owner = torch.tensor(rows)
+    return PartitionedLinear(torch.ones(owner.shape), owner, alpha=2)
+
+
+def masked(*rows):
+    mask = torch.tensor(rows).bool()
+    return MaskedLinear(torch.ones(mask.shape), mask)
+
+
+def test_tensorboard_can_be_read_back(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = TensorBoard(tmp_path / "runs")
+    logger.log(1, loss=0.5, **{"density/layers.0": 0.25})
+    logger.log(2, loss=torch.tensor(0.75))
+    logger.close()
+    events = EventAccumulator(str(tmp_path / "runs")).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["density/layers.0", "loss"]
+    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 0.5), (2, 0.75)]
+    assert [one.value for one in events.Scalars("density/layers.0")] == [0.25]
+
+
+def test_several_pass_everything_on():
+    one, other = Memory(), Memory()
+    both = Several(one, other)
+    both.log(3, loss=1.0, step=7.0)
+    both.close()
+    assert one.seen == other.seen == [(3, {"loss": 1.0, "step": 7.0})]
+    assert one.closed
+    assert other.closed
+
+
+def test_what_is_no_logger_is_refused():
+    with pytest.raises(FissileError, match=r"needs log\(step"):
+        Several(Memory(), object())
+
+
+def test_loggers_are_loggers(tmp_path):
+    logger = TensorBoard(tmp_path)
+    logger.close()
+    assert all(isinstance(one, Logger) for one in (logger, Several(), Memory()))
+    assert not isinstance(print, Logger)
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"), [(WandB, "wandb"), (MLflow, "mlflow"), (TensorBoard, "tensorboard")]
+)
+def test_a_missing_package_is_named(monkeypatch, kind, package):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FissileError, match=f"this needs {package}: pip install"):
+        kind() if kind is not TensorBoard else kind("runs")
+
+
+def stand_in(monkeypatch, name, **functions):
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(functions)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_wandb_is_called_as_documented(monkeypatch):
+    calls = []
+    run = SimpleNamespace(
+        log=lambda numbers, step: calls.append(("log", numbers, step)),
+        finish=lambda: calls.append("finish"),
+    )
+    stand_in(monkeypatch, "wandb", init=lambda **settings: calls.append(settings) or run)
+    logger = WandB(project="fissile", mode="offline")
+    logger.log(4, loss=torch.tensor(0.5))
+    logger.close()
+    assert calls == [
+        {"project": "fissile", "mode": "offline"},
+        ("log", {"loss": 0.5}, 4),
+        "finish",
+    ]
+
+
+def test_mlflow_is_called_as_documented(monkeypatch):
+    calls = []
+    run = SimpleNamespace(info=SimpleNamespace(run_id="abc"))
+    stand_in(
+        monkeypatch,
+        "mlflow",
+        start_run=lambda **settings: calls.append(settings) or run,
+        log_metrics=lambda numbers, step, run_id: calls.append((numbers, step, run_id)),
+        end_run=lambda: calls.append("end"),
+    )
+    logger = MLflow(run_name="wide")
+    logger.log(4, loss=torch.tensor(0.5))
+    logger.close()
+    assert calls == [{"run_name": "wide"}, ({"loss": 0.5}, 4, "abc"), "end"]
+
+
+def test_wandb_itself(tmp_path):
+    pytest.importorskip("wandb")
+    logger = WandB(project="fissile", mode="offline", dir=str(tmp_path))
+    logger.log(0, loss=0.5)
+    logger.close()
+    assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_mlflow_itself(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+    logger = MLflow(run_name="wide")
+    logger.log(3, loss=0.5)
+    logger.close()
+    (run,) = mlflow.search_runs(output_format="list")
+    assert run.data.metrics == {"loss": 0.5}
+
+
+def test_describe_an_expanded_network():
+    wide = fissile.expand(fissile.MLP([32, 8, 8, 8, 10]), 4)
+    there = {i: wide.layers[i].dense_weight() != 0 for i in (0, 2, 4, 6)}
+    alive = [there[0].any(1) & there[2].any(0), there[4].any(1) & there[6].any(0)]
+    dead = 64 - sum(int(children.sum()) for children in alive)
+    assert dead > 0
+    assert describe(wide) == {
+        "nonzeros": 32 * 8 + 8 * 8 + 8 * 8 + 8 * 10,
+        "neurons": 64,
+        "dead": dead / 64,
+    } | {f"density/layers.{i}": int(rows.sum()) / rows.numel() for i, rows in there.items()}
+
+
+def test_describe_a_dense_network():
+    assert describe(fissile.MLP([32, 8, 1])) == {"nonzeros": 264}
+
+
+def test_children_without_inputs_or_outputs_are_dead():
+    # Children: 0 is whole, 1 has no output, 2 has neither, 3 has no input.
+    first = partitioned([0, 1, 1], [-1, -1, -1])
+    second = masked([1, 0, 0, 1], [1, 0, 0, 0])
+    found = describe(nn.Sequential(first, nn.ReLU(), second))
+    assert found["neurons"] == 4
+    assert found["dead"] == 0.75
+    assert found["density/0"] == 3 / 12
+    assert found["density/2"] == 3 / 8
+
+
+def test_a_gated_child_lives_through_gate_or_up():
+    gate, up = partitioned([0, 0, -1]), partitioned([-1, 1, -1])
+    model = nn.ModuleDict({"gate": gate, "up": up, "down": masked([1, 1])})
+    assert describe(model)["neurons"] == 2
+    assert describe(model)["dead"] == 0
+    model["up"] = partitioned([-1, -1, -1])
+    assert describe(model)["dead"] == 0.5
+
+
+def test_halves_of_one_layer_make_one_child():
+    fused = partitioned([0, 0, 0], [0, 0, 1])  # gates of two children, then their ups
+    model = nn.Sequential(fused, masked([1, 1]))
+    assert describe(model)["neurons"] == 2
+    assert describe(model)["dead"] == 0
+
+
+def test_filters_are_children_too():
+    owner = torch.zeros(1, 2, 3, 3, dtype=torch.int8)
+    owner[0, 1] = 1
+    mask = torch.zeros(3, 2, 3, 3, dtype=torch.bool)
+    mask[2, 0, 1, 1] = True  # one weight of the whole kernel reads the first child
+    first = PartitionedConv2d(torch.ones(1, 2, 3, 3), owner, 2)
+    found = describe(nn.Sequential(first, nn.ReLU(), MaskedConv2d(torch.ones(3, 2, 3, 3), mask)))
+    assert (found["neurons"], found["dead"]) == (2, 0.5)
+    assert found["density/2"] == 1 / 54
