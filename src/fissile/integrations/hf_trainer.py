@@ -1,0 +1,174 @@
+"""The split in the middle of a run of transformers' ``Trainer``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from fissile.budget import Budget, check_budget
+from fissile.choose import Where
+from fissile.errors import FissileError, whole
+from fissile.expand import expand
+from fissile.integrations.loggers import describe
+from fissile.layers import SparseLayer
+from fissile.optim import check_optimizer
+from fissile.split import Split, resolve_split
+
+__all__ = ["ExpandAt"]
+
+
+class ExpandAt(TrainerCallback):
+    """Expand the model at the start of an epoch, or before a step, and let training go on.
+
+    >>> trainer = Trainer(bert, args, train_dataset=data, callbacks=[ExpandAt(2, epoch=3)])
+    >>> trainer.train()
+
+    Optimizer and schedule continue. ``state.log_history`` records ``fissile/nonzeros`` and
+    ``fissile/neurons``. A checkpoint from before the split resumes as usual; for one from after it
+    load the model first, and give the Trainer the same callback, which will not expand it again:
+
+    >>> wide = AutoModelForSequenceClassification.from_pretrained("out/checkpoint-500")
+    >>> Trainer(wide, args, train_dataset=data, callbacks=[ExpandAt(2, epoch=3)]).train(
+    ...     resume_from_checkpoint="out/checkpoint-500"
+    ... )
+
+    With ``load_best_model_at_end`` the best model is the best after the split.
+
+    Args:
+        alpha: children per neuron.
+        epoch: before which epoch to split, counted from 0, so also: after how many.
+        step: before which optimizer step to split, counted the same way.
+        split: as in :func:`fissile.expand`, and so are ``where``, ``seed`` and ``budget``.
+    """
+
+    def __init__(
+        self,
+        alpha: int,
+        *,
+        epoch: int | None = None,
+        step: int | None = None,
+        split: str | Split = "random",
+        where: Where | None = None,
+        seed: int = 0,
+        budget: Budget = "weights",
+    ) -> None:
+        if (epoch is None) == (step is None):
+            raise FissileError("give either epoch= or step=, to say when to split")
+        self.alpha = whole("alpha", alpha, least=1)
+        self.epoch = None if epoch is None else whole("epoch", epoch, least=0)
+        self.step = None if step is None else whole("step", step, least=0)
+        self.split, self.where = resolve_split(split), where
+        self.seed, self.budget = whole("seed", seed, least=0), check_budget(budget)
+        self._done = False
+        self._news: dict[str, float] = {}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Refuse what could only fail later; see whether the split is behind us already."""
+        past, expanded = self._is_past(state), _is_expanded(given["model"])
+        if expanded and not past:
+            raise FissileError(
+                f"the model is expanded already, and {self._when()} is still to come; take "
+                "ExpandAt out of the callbacks or start from the dense model"
+            )
+        if past and not expanded:
+            raise FissileError(
+                f"{self._when()} is over in this checkpoint, but the model is not expanded; load "
+                "the model with from_pretrained from the checkpoint, or split later"
+            )
+        if not past:
+            _check_alone(args)
+            self._check_end(state)
+            _check_carried(given["optimizer"], given["model"])
+        self._done = past
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Split if this is the epoch."""
+        if self.epoch is not None and not self._done and (state.epoch or 0) >= self.epoch:
+            self._expand(state, given["model"], given["optimizer"])
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Split if this is the step."""
+        if self.step is not None and not self._done and state.global_step >= self.step:
+            self._expand(state, given["model"], given["optimizer"])
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Tell the callbacks after this one, such as the progress bar, what the split did."""
+        given["logs"].update(self._news)
+        self._news = {}
+
+    def _expand(self, state: TrainerState, model: nn.Module, optimizer: Optimizer) -> None:
+        expand(
+            model,
+            self.alpha,
+            self.split,
+            where=self.where,
+            seed=self.seed,
+            budget=self.budget,
+            optimizer=optimizer,
+            inplace=True,
+        )
+        self._done = True
+        # The best checkpoint so far is of another shape: the Trainer could not load it at the end.
+        state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+        self._news = _numbers(model)
+        now = {"epoch": state.epoch or 0, "step": state.global_step}
+        state.log_history.append(self._news | now)
+
+    def _is_past(self, state: TrainerState) -> bool:
+        if self.step is not None:
+            return state.global_step > self.step
+        assert self.epoch is not None
+        return (state.epoch or 0) > self.epoch
+
+    def _check_end(self, state: TrainerState) -> None:
+        if self.step is not None:
+            too_late = self.step >= state.max_steps
+        else:
+            assert self.epoch is not None
+            too_late = self.epoch >= state.num_train_epochs
+        if too_late:
+            raise FissileError(
+                f"training ends before {self._when()} begins ({state.max_steps} steps in "
+                f"{state.num_train_epochs} epochs); split earlier"
+            )
+
+    def _when(self) -> str:
+        return f"step {self.step}" if self.step is not None else f"epoch {self.epoch}"
+
+
+def _check_alone(args: TrainingArguments) -> None:
+    """Refuse a wrapped model: what wraps it would go on with the old parameters."""
+    if args.world_size > 1 or args.n_gpu > 1 or args.fsdp or args.deepspeed:
+        raise FissileError(
+            "ExpandAt cannot expand a model that was wrapped for several processes or devices; "
+            "train to the split in one process, or call fissile.expand before making the Trainer"
+        )
+
+
+def _is_expanded(model: nn.Module) -> bool:
+    return any(isinstance(module, SparseLayer) for module in model.modules())
+
+
+def _check_carried(optimizer: Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer now rather than in the middle of the run."""
+    try:
+        check_optimizer(optimizer, model)
+    except FissileError as error:
+        reason = str(error).partition(";")[0]
+        raise FissileError(f"{reason}; choose another optim= in the TrainingArguments") from None
+
+
+def _numbers(model: nn.Module) -> dict[str, float]:
+    found = describe(model)
+    return {f"fissile/{name}": found[name] for name in ("nonzeros", "neurons", "dead")}
