@@ -1,0 +1,440 @@
+import copy
+import csv
+import functools
+import pickle
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fissile
+import fissile.integrations.lightning as integration
+from fissile.errors import FileError, FissileError
+from fissile.integrations.lightning import ExpandAt, load
+
+# What Lightning has to say about small machines and small data.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),
+    pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need.*"),
+]
+
+EPOCHS = 4
+
+
+class Net(pl.LightningModule):
+    def __init__(self, hidden: int = 6, seed: int = 0) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        torch.manual_seed(seed)
+        self.net = nn.Sequential(
+            nn.Linear(8, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, 3)
+        )
+        self.rates: list[float] = []
+
+    def forward(self, x):
+        return self.net(x)
+
+    def loss(self, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def training_step(self, batch, index):
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        return self.loss(batch)
+
+    def validation_step(self, batch, index):
+        self.log("val", self.loss(batch))
+
+    def predict_step(self, batch, index):
+        return self(batch[0])
+
+    def configure_optimizers(self):
+        adam = torch.optim.AdamW(self.parameters(), lr=0.01, weight_decay=0.1)
+        return [adam], [torch.optim.lr_scheduler.StepLR(adam, 1, 0.5)]
+
+
+def loader():
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(24, 8, generator=draw), torch.randint(3, (24,), generator=draw)
+    return DataLoader(TensorDataset(x, y), batch_size=8)
+
+
+def trainer(folder, *callbacks, **settings):
+    defaults = {
+        "max_epochs": EPOCHS,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "log_every_n_steps": 1,
+    }
+    return pl.Trainer(default_root_dir=folder, callbacks=list(callbacks), **defaults | settings)
+
+
+def every_epoch(folder, **settings):
+    return ModelCheckpoint(folder, "{epoch}", save_top_k=-1, **settings)
+
+
+def same(one, other):
+    mine, theirs = one.state_dict(), other.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return functools.cache(lambda kind, value: _run(tmp_path_factory.mktemp("run"), kind, value))
+
+
+def _run(folder, kind, value):
+    module = Net()
+    when = ExpandAt(2, **{kind: value})
+    trainer(folder, every_epoch(folder), when).fit(module, loader(), loader())
+    return folder, module
+
+
+# Epoch 2 begins after 6 steps; step 7 lies in the middle of it.
+MOMENTS = [("epoch", 2), ("step", 7)]
+
+
+@pytest.mark.parametrize(("kind", "value"), MOMENTS)
+def test_expands_in_the_middle_of_a_run(run, kind, value):
+    _, module = run(kind, value)
+    assert module.net[0].out_features == 12
+    assert fissile.nonzeros(module).weights == 6 * 8 + 3 * 6
+    assert module.rates == [0.01 / 2**epoch for epoch in range(EPOCHS) for _ in range(3)]
+
+
+@pytest.mark.parametrize(("kind", "value"), MOMENTS)
+@pytest.mark.parametrize("epoch", range(EPOCHS - 1))
+def test_resumed_run_is_the_uninterrupted_run(run, tmp_path, kind, value, epoch):
+    folder, whole = run(kind, value)
+    module, when = Net(seed=5), ExpandAt(2, **{kind: value})
+    checkpoint = folder / f"epoch={epoch}.ckpt"
+    trainer(tmp_path, when).fit(module, loader(), loader(), ckpt_path=checkpoint)
+    assert len(module.rates) == 3 * (EPOCHS - 1 - epoch)
+    assert same(module, whole)
+
+
+def test_moments_are_carried_across(tmp_path):
+    class Look(pl.Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            state = trainer.optimizers[0].state
+            self.moments = {
+                name: copy.deepcopy(state.get(p)) for name, p in module.named_parameters()
+            }
+
+    before, after = Look(), Look()
+    module = Net()
+    trainer(tmp_path, before, ExpandAt(2, step=4), after, max_steps=5).fit(
+        module, loader(), loader()
+    )
+    old, new = before.moments["net.0.weight"], after.moments["net.0.weight"]
+    removed = module.net[0].owner < 0
+    assert old["step"] == new["step"] == 4
+    assert torch.equal(new["exp_avg"], torch.where(removed, 0, old["exp_avg"]))
+    assert removed.any()
+    assert old["exp_avg"].any()
+
+
+def test_equals_expanding_by_hand(tmp_path):
+    module, mine = Net(), Net()
+    trainer(tmp_path, ExpandAt(2, split="gram", epoch=1, seed=3), max_epochs=2).fit(
+        module, loader(), loader()
+    )
+    adam = torch.optim.AdamW(mine.parameters(), lr=0.01, weight_decay=0.1)
+    for epoch in range(2):
+        if epoch == 1:
+            fissile.expand(mine, 2, "gram", seed=3, optimizer=adam, inplace=True)
+            adam.param_groups[0]["lr"] = 0.005
+        for batch in loader():
+            adam.zero_grad()
+            mine.loss(batch).backward()
+            adam.step()
+    assert same(module, mine)
+
+
+def test_logs_what_the_expansion_came_to(tmp_path):
+    logger = CSVLogger(tmp_path)
+    trainer(tmp_path, ExpandAt(2, step=2), logger=logger, max_steps=4).fit(
+        Net(), loader(), loader()
+    )
+    with open(tmp_path / "lightning_logs/version_0/metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["fissile/neurons"]]
+    assert [(row["step"], float(row["fissile/neurons"])) for row in rows] == [("2", 12.0)]
+    assert float(rows[0]["fissile/nonzeros"]) == 66
+    assert 0 < float(rows[0]["fissile/density/net.0"]) < 1
+
+
+def test_waits_for_a_whole_step_of_accumulated_gradients(tmp_path):
+    class Look(pl.Callback):
+        def __init__(self):
+            self.batches = []
+
+        def on_train_batch_start(self, trainer, module, batch, index):
+            self.batches.append(module.net[0].out_features)
+
+    look = Look()
+    when = ExpandAt(2, step=1)
+    trainer(tmp_path, when, look, max_epochs=2, accumulate_grad_batches=2).fit(
+        Net(), loader(), loader()
+    )
+    assert look.batches == [6, 6, 12, 12, 12, 12]
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_load_reads_checkpoints_of_both_kinds(run, tmp_path, weights_only):
+    keep = every_epoch(tmp_path, save_weights_only=weights_only)
+    trainer(tmp_path, keep, ExpandAt(2, epoch=1), max_epochs=2).fit(
+        Net(hidden=5), loader(), loader()
+    )
+    dense = load(Net, tmp_path / "epoch=0.ckpt")
+    wide = load(Net, tmp_path / "epoch=1.ckpt")
+    assert type(dense) is type(wide) is Net
+    assert (dense.net[0].out_features, wide.net[0].out_features) == (5, 10)
+    assert fissile.nonzeros(dense).weights == fissile.nonzeros(wide).weights
+    stored = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, stored[key]) for key, value in wide.state_dict().items())
+
+
+def test_validates_and_predicts_from_an_expanded_checkpoint(run, tmp_path):
+    folder, whole = run("epoch", 2)
+    last = folder / f"epoch={EPOCHS - 1}.ckpt"
+    mine = trainer(tmp_path, ExpandAt(2, epoch=2))
+    assert mine.validate(Net(seed=5), loader(), ckpt_path=last, verbose=False)
+    found = torch.cat(mine.predict(Net(seed=5), loader(), ckpt_path=last))
+    with torch.no_grad():
+        assert torch.equal(found, torch.cat([whole.eval()(x) for x, _ in loader()]))
+
+
+def test_a_checkpoint_from_before_needs_a_dense_module(run, tmp_path):
+    folder, wide = run("epoch", 2)
+    mine = trainer(tmp_path, ExpandAt(2, epoch=2))
+    with pytest.raises(FissileError, match="from before the expansion"):
+        mine.validate(wide, loader(), ckpt_path=folder / "epoch=1.ckpt", verbose=False)
+
+
+def test_a_checkpoint_may_be_asked_for_after_the_run(tmp_path):
+    module = Net()
+    mine = trainer(tmp_path, ExpandAt(2, epoch=1), max_epochs=2)
+    mine.fit(module, loader(), loader())
+    mine.save_checkpoint(tmp_path / "after.ckpt", weights_only=True)
+    assert same(load(Net, tmp_path / "after.ckpt"), module)
+
+
+def test_a_callback_serves_a_second_run(tmp_path):
+    when = ExpandAt(2, epoch=1)
+    for _ in range(2):
+        module = Net()
+        trainer(tmp_path, when, max_epochs=2).fit(module, loader(), loader())
+        assert module.net[0].out_features == 12
+
+
+def test_training_goes_on_when_the_module_is_expanded_already(tmp_path):
+    when, module = ExpandAt(2, epoch=0), Net()
+    trainer(tmp_path, when, max_epochs=1).fit(module, loader(), loader())
+    before = copy.deepcopy(module.net)
+    trainer(tmp_path, when, max_epochs=1).fit(module, loader(), loader())
+    assert module.net[0].out_features == 12
+    assert not same(before, module.net)
+
+
+def test_the_users_own_hooks_are_called(tmp_path):
+    class Told(Net):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["own"] = sorted(checkpoint)
+
+        def on_load_checkpoint(self, checkpoint):
+            self.read = checkpoint["own"], self.net[0].out_features
+
+    mine = trainer(tmp_path, ExpandAt(2, epoch=0), max_epochs=1)
+    mine.fit(Told(), loader(), loader())
+    mine.save_checkpoint(tmp_path / "own.ckpt")
+    module = Told()
+    trainer(tmp_path, ExpandAt(2, epoch=0)).validate(
+        module, loader(), ckpt_path=tmp_path / "own.ckpt", verbose=False
+    )
+    for one in (module, load(Told, tmp_path / "own.ckpt")):
+        assert "fissile" in one.read[0]
+        assert one.read[1] == 12
+
+
+def test_a_fitted_module_can_be_copied(tmp_path):
+    module = Net()
+    trainer(tmp_path, ExpandAt(2, epoch=0), max_epochs=1).fit(module, loader(), loader())
+    module.trainer = None
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert same(copied, module)
+        assert copied.on_save_checkpoint.args == (copied,)
+
+
+class Two(Net):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.other = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def configure_optimizers(self):
+        return [
+            torch.optim.Adam(self.net.parameters(), lr=0.01),
+            torch.optim.SGD(self.other.parameters(), lr=0.1, momentum=0.9),
+        ]
+
+    def training_step(self, batch, index):
+        x, y = batch
+        for net, optimizer in zip((self.net, self.other), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(nn.functional.cross_entropy(net(x), y))
+            optimizer.step()
+
+
+def test_two_optimizers_go_on(tmp_path):
+    whole, module = Two(), Two()
+    trainer(tmp_path, every_epoch(tmp_path), ExpandAt(2, epoch=1), max_epochs=3).fit(
+        whole, loader(), loader()
+    )
+    assert (whole.net[0].out_features, whole.other[0].out_features) == (12, 8)
+    adam, sgd = whole.trainer.optimizers
+    assert {id(p) for p in adam.state} == {id(p) for p in whole.net.parameters()}
+    assert {id(p) for p in sgd.state} == {id(p) for p in whole.other.parameters()}
+    assert all(state["step"] == 9 for state in adam.state.values())
+    for epoch in range(2):
+        module = Two()
+        trainer(tmp_path, ExpandAt(2, epoch=1), max_epochs=3).fit(
+            module, loader(), loader(), ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
+        )
+        assert same(module, whole)
+
+
+def test_refuses_two_optimizers_of_one_parameter(tmp_path):
+    class Shared(Two):
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+    with pytest.raises(FissileError, match="two optimizers hold the same parameter"):
+        trainer(tmp_path, ExpandAt(2, epoch=3)).fit(Shared(), loader(), loader())
+
+
+def test_two_expansions_in_one_run(tmp_path):
+    steps = [ExpandAt(2, epoch=1, where="net.0"), ExpandAt(4, epoch=2, where="other.0")]
+    whole = Two()
+    trainer(tmp_path, every_epoch(tmp_path), *steps, max_epochs=4).fit(whole, loader(), loader())
+    assert (whole.net[0].out_features, whole.other[0].out_features) == (12, 16)
+    for epoch in range(3):
+        steps = [ExpandAt(2, epoch=1, where="net.0"), ExpandAt(4, epoch=2, where="other.0")]
+        module = Two()
+        trainer(tmp_path, *steps, max_epochs=4).fit(
+            module, loader(), loader(), ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
+        )
+        assert same(module, whole)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 2}, "either epoch= or step="),
+        ({"alpha": 2, "epoch": 1, "step": 1}, "either epoch= or step="),
+        ({"alpha": 0, "epoch": 1}, "alpha=0"),
+        ({"alpha": 2, "epoch": -1}, "epoch=-1"),
+        ({"alpha": 2, "step": 1.5}, "step=1.5"),
+        ({"alpha": 2, "step": 1, "split": "odd"}, "odd"),
+        ({"alpha": 2, "step": 1, "budget": "some"}, "unknown budget"),
+    ],
+)
+def test_refuses_odd_settings(settings, message):
+    with pytest.raises(FissileError, match=message):
+        ExpandAt(**settings)
+
+
+def test_refuses_an_optimizer_before_the_first_step(tmp_path):
+    class Other(Net):
+        def configure_optimizers(self):
+            return torch.optim.Rprop(self.parameters())
+
+    module = Other()
+    with pytest.raises(FissileError, match="Rprop"):
+        trainer(tmp_path, ExpandAt(2, epoch=3)).fit(module, loader(), loader())
+    assert not module.rates
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (DDPStrategy(start_method="spawn", process_group_backend="gloo"), 'strategy="ddp"'),
+        (FSDPStrategy(process_group_backend="gloo"), "under FSDPStrategy"),
+    ],
+)
+def test_refuses_strategies(strategy, message):
+    callback = ExpandAt(2, epoch=1)
+
+    class Fake:
+        pass
+
+    fake = Fake()
+    fake.strategy = strategy
+    with pytest.raises(FissileError, match=message):
+        callback.setup(fake, Net(), "fit")
+
+
+def test_refuses_a_module_without_a_place_before_the_first_step(tmp_path):
+    module = Net()
+    module.net = nn.Linear(8, 3)
+    with pytest.raises(FissileError, match="nothing to expand"):
+        trainer(tmp_path, ExpandAt(2, epoch=3)).fit(module, loader(), loader())
+    module = Net()
+    with pytest.raises(FissileError, match="encoder"):
+        trainer(tmp_path, ExpandAt(2, epoch=3, where="encoder.*")).fit(module, loader(), loader())
+    with pytest.raises(FissileError, match="alpha=9 is larger than the fan-in of 8"):
+        trainer(tmp_path, ExpandAt(9, epoch=3)).fit(module, loader(), loader())
+    assert not module.rates
+
+
+class Trap:
+    def __reduce__(self):
+        return (pytest.fail, ("a checkpoint was unpickled",))
+
+
+def test_load_runs_nothing_that_a_checkpoint_says(run, tmp_path):
+    folder, _ = run("epoch", 2)
+    checkpoint = torch.load(folder / "epoch=3.ckpt", weights_only=True)
+    torch.save(checkpoint | {"hyper_parameters": {"hidden": Trap()}}, tmp_path / "trap.ckpt")
+    with pytest.raises(FileError, match=r"trap\.ckpt"):
+        load(Net, tmp_path / "trap.ckpt")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"layers": None},
+        {"layers": {"net.9": {"kind": "masked", "inputs": 12, "outputs": 3}}},
+        {"layers": {"net.0": {"kind": "partitioned", "inputs": 8, "outputs": 10**12, "alpha": 2}}},
+        "layers",
+    ],
+)
+def test_a_damaged_recipe_is_one_clear_error(run, tmp_path, damage):
+    folder, _ = run("epoch", 2)
+    checkpoint = torch.load(folder / "epoch=3.ckpt", weights_only=True)
+    torch.save(checkpoint | {"fissile": damage}, tmp_path / "damaged.ckpt")
+    with pytest.raises(FileError):
+        load(Net, tmp_path / "damaged.ckpt")
+
+
+def test_works_with_either_lightning(monkeypatch):
+    both = ModuleType("lightning"), ModuleType("lightning.pytorch")
+    for module in both:
+        module.__spec__ = ModuleSpec(module.__name__, None)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    both[1].Callback = type("Callback", (), {})
+    assert integration._callbacks() == (both[1].Callback, pl.Callback)
+    monkeypatch.delitem(sys.modules, "lightning")
+    assert integration._callbacks() == (pl.Callback,)
+    assert isinstance(ExpandAt(2, epoch=1), pl.Callback)
