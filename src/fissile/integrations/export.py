@@ -1,0 +1,200 @@
+"""Expanded models for other runtimes: ONNX, checked against PyTorch before the file is there.
+
+The file holds the model as :func:`fissile.to_dense` writes it out: plain matrices with zeros for
+removed weights. That is what every ONNX runtime multiplies fast and what every tool reads; ONNX has
+no operator for a weight and its owner, and masks would have to be folded into the weights anyway.
+``torch.export.export`` takes an expanded model as it is and needs nothing from here.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from fissile.convert import to_dense
+from fissile.errors import FileError, FissileError, needs
+
+__all__ = ["to_onnx"]
+
+_DTYPES = (torch.float32, torch.float64)
+_SINGLE_FILE = 2**30  # bytes of weights; a protobuf message cannot be larger than twice that
+
+
+def to_onnx(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example_inputs: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor],
+    *,
+    dynamic_batch: bool = True,
+    check: bool = True,
+) -> None:
+    """Write a model to an ONNX file that gives the same answers in onnxruntime.
+
+    >>> to_onnx(expand(MLP([32, 8, 1]), 2), "wide.onnx", torch.rand(4, 32))
+
+    Args:
+        model: expanded or not; it is exported in evaluation mode and left untouched.
+        path: the file. Weights of more than a GiB go into a second file beside it.
+        example_inputs: what ``forward`` takes: a tensor, several, or keyword arguments.
+        dynamic_batch: let the first dimension of every input have any size.
+        check: run the file in onnxruntime, on the example and on twice as many rows if the batch
+            is free, and raise an error instead of leaving a file that differs from PyTorch.
+    """
+    for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
+        needs(package, "onnx")
+    args, kwargs = _arguments(example_inputs)
+    _check_dtypes(model)
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileError(f"{target.parent} is no folder; make it before exporting to {path}")
+    plain = to_dense(model).eval()
+    # torch.export takes a batch of one for a constant.
+    rows = _repeated(args, kwargs) if dynamic_batch and _rows(args, kwargs) == 1 else (args, kwargs)
+    program = _exported(plain, *rows, dynamic_batch)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        draft = Path(folder) / target.name
+        size = sum(p.numel() * p.element_size() for p in plain.parameters())
+        program.save(draft, external_data=size > _SINGLE_FILE)
+        if check:
+            tried = [(args, kwargs)] + ([_repeated(args, kwargs)] if dynamic_batch else [])
+            for one in tried:
+                _compare(model, draft, *one)
+        for file in Path(folder).iterdir():
+            os.replace(file, target.parent / file.name)
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    args = (inputs,) if isinstance(inputs, Tensor) else inputs if isinstance(inputs, tuple) else ()
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    tensors = [*args, *kwargs.values()]
+    if not tensors or not all(isinstance(one, Tensor) and one.ndim for one in tensors):
+        raise FissileError(
+            "example_inputs must be a tensor, a tuple of tensors or a dictionary of them, each "
+            "with the batch as its first dimension"
+        )
+    if len({len(one) for one in tensors}) > 1 or not len(tensors[0]):
+        raise FissileError("the example inputs must have equally many rows, and at least one")
+    return args, kwargs
+
+
+def _check_dtypes(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.dtype not in _DTYPES:
+            raise FissileError(
+                f"{name!r} is {parameter.dtype}, which few ONNX runtimes compute in; export "
+                "model.float() and let the runtime's own tools lower the precision"
+            )
+
+
+def _rows(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> int:
+    return len(next(iter((*args, *kwargs.values()))))
+
+
+def _repeated(
+    args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Return the same rows twice."""
+    twice = tuple(torch.cat([one, one]) for one in args)
+    return twice, {key: torch.cat([one, one]) for key, one in kwargs.items()}
+
+
+def _exported(
+    plain: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], dynamic_batch: bool
+) -> Any:
+    free = {0: torch.export.Dim.DYNAMIC}
+    shapes: Any = dict.fromkeys(kwargs, free) if kwargs else tuple(free for _ in args)
+    try:
+        with torch.no_grad(), _quiet():
+            program = torch.onnx.export(
+                plain,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                dynamic_shapes=shapes if dynamic_batch else None,
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        advice = " (try dynamic_batch=False)" if dynamic_batch else ""
+        raise FissileError(
+            f"torch.onnx cannot export this model{advice}: {_innermost(error)}"
+        ) from error
+    assert program is not None
+    for node in program.model.graph.all_nodes():
+        # It names files and folders of this machine, which are nobody's business elsewhere.
+        node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
+    return program
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the first line of what an error was caused by."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().split("\n")[0]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter from remarking on itself; nothing in it is for its user to change."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _compare(
+    model: nn.Module, path: Path, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> None:
+    """Refuse a file whose answers are not the model's."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_inputs()]
+    tensors = [kwargs[name] for name in names] if kwargs else list(args)
+    feed = {
+        name: tensor.detach().cpu().numpy() for name, tensor in zip(names, tensors, strict=True)
+    }
+    with torch.no_grad():
+        answer = copy.deepcopy(model).eval()(*args, **kwargs)
+    expected = [leaf for leaf in tree_leaves(answer) if isinstance(leaf, Tensor)]
+    found = [torch.from_numpy(array) for array in session.run(None, feed)]
+    if len(expected) != len(found):
+        raise FissileError(
+            f"the ONNX file answers with {len(found)} tensors and PyTorch with {len(expected)}; "
+            "nothing was written: let the model return plain tensors"
+        )
+    for ours, theirs in zip(expected, found, strict=True):
+        _same(ours.cpu(), theirs, _rows(args, kwargs))
+
+
+def _same(ours: Tensor, theirs: Tensor, rows: int) -> None:
+    """Refuse answers further apart than single precision explains."""
+    if ours.shape != theirs.shape:
+        raise FissileError(
+            f"for {rows} rows the ONNX file answers with shape {tuple(theirs.shape)} and PyTorch "
+            f"with {tuple(ours.shape)}; nothing was written"
+        )
+    if not ours.numel():
+        return
+    scale = float(ours.abs().max())
+    if not torch.allclose(ours.float(), theirs.float(), rtol=1e-3, atol=1e-4 * scale):
+        apart = float((ours.float() - theirs.float()).abs().max())
+        raise FissileError(
+            f"for {rows} rows the ONNX file's answers differ from PyTorch's by up to {apart:.2g}; "
+            "nothing was written"
+        )

@@ -1,0 +1,193 @@
+"""Exports: what another runtime computes is what PyTorch computes."""
+
+import copy
+import io
+import os
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import fissile
+from fissile.integrations import export
+from fissile.integrations.export import to_onnx
+
+
+def expanded(**options):
+    torch.manual_seed(0)
+    return fissile.expand(fissile.MLP([12, 6, 5, 3], layer_norm=True), 2, **options)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = fissile.expand(fissile.MLP([8, 4, 2]), 2)
+
+    def forward(self, left, right):
+        out = self.body(torch.cat([left, right], -1))
+        return {"logits": out, "sum": out.sum(-1)}
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(8, 6), nn.Linear(8, 6)
+        self.down = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class Undecided(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else x
+
+
+def answers(path, **inputs):
+    session = onnxruntime.InferenceSession(path)
+    return [torch.from_numpy(one) for one in session.run(None, inputs)]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A model, in which modes its modules were before the export, and the file."""
+    path = tmp_path_factory.mktemp("onnx") / "wide.onnx"
+    wide = expanded().train()
+    wide.layers[0].eval()  # a mixture of modes, to be left as it is
+    before = [module.training for module in wide.modules()]
+    to_onnx(wide, path, torch.rand(3, 12))
+    return wide, before, path
+
+
+def test_an_expanded_model_answers_alike_for_any_number_of_rows(exported):
+    wide, before, path = exported
+    assert os.listdir(path.parent) == ["wide.onnx"]
+    assert [module.training for module in wide.modules()] == before
+    for rows in (1, 3, 8):
+        x = torch.rand(rows, 12)
+        [found] = answers(path, x=x.numpy())
+        torch.testing.assert_close(found, copy.deepcopy(wide).eval()(x).detach())
+
+
+def test_the_file_is_plain_products_and_names_no_folder_of_this_machine(exported):
+    path = exported[-1]
+    kinds = [node.op_type for node in onnx.load(path).graph.node]
+    assert kinds.count("Gemm") == 3
+    assert not {"Where", "Equal", "Mul", "MatMul"} & set(kinds)
+    stored = path.read_bytes()
+    assert os.path.dirname(fissile.__file__).encode() not in stored
+    assert os.path.dirname(torch.__file__).encode() not in stored
+
+
+def test_a_masked_batch_normalised_sequential_with_a_batch_of_one(tmp_path):
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.GELU(), nn.Linear(4, 2))
+    dense(torch.rand(16, 8))  # running statistics other than the initial ones
+    wide = fissile.expand(dense, 2, "overlapping")
+    to_onnx(wide, tmp_path / "wide.onnx", torch.rand(1, 8))
+    x = torch.rand(5, 8)
+    [found] = answers(tmp_path / "wide.onnx", input=x.numpy())
+    torch.testing.assert_close(found, wide.eval()(x).detach())
+
+
+def test_filters_and_gated_neurons(tmp_path):
+    torch.manual_seed(0)
+    block = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 3)
+    image = torch.rand(2, 2, 8, 8)
+    for model, inputs in ((nn.Sequential(*block), image), (Gated(), torch.rand(2, 8))):
+        wide = fissile.expand(model, 2).eval()
+        assert fissile.nonzeros(wide).weights == fissile.nonzeros(model).weights
+        to_onnx(wide, tmp_path / "wide.onnx", inputs)  # which compares
+        program = torch.export.export(wide, (inputs,))
+        assert torch.equal(program.module()(inputs), wide(inputs))
+
+
+def test_keyword_inputs_and_several_outputs(tmp_path):
+    model = TwoInputs()
+    inputs = {"right": torch.rand(2, 3), "left": torch.rand(2, 5)}
+    to_onnx(model, tmp_path / "two.onnx", inputs)
+    logits, total = answers(tmp_path / "two.onnx", **{k: v.numpy() for k, v in inputs.items()})
+    expected = model(**inputs)
+    torch.testing.assert_close(logits, expected["logits"].detach())
+    torch.testing.assert_close(total, expected["sum"].detach())
+
+
+def test_a_fixed_batch_stays_fixed(tmp_path):
+    to_onnx(expanded(), tmp_path / "wide.onnx", (torch.rand(3, 12),), dynamic_batch=False)
+    with pytest.raises(Exception, match="invalid dimensions"):
+        answers(tmp_path / "wide.onnx", x=torch.rand(4, 12).numpy())
+
+
+def test_a_file_that_differs_is_an_error_and_not_left_there(tmp_path, monkeypatch):
+    def off(model):
+        plain = fissile.to_dense(model)
+        with torch.no_grad():
+            plain.layers[0].bias[0] += 0.5
+        return plain
+
+    monkeypatch.setattr(export, "to_dense", off)
+    with pytest.raises(fissile.FissileError, match="differ from PyTorch's by up to"):
+        to_onnx(expanded(), tmp_path / "wide.onnx", torch.rand(3, 12))
+    assert os.listdir(tmp_path) == []
+    to_onnx(expanded(), tmp_path / "wide.onnx", torch.rand(3, 12), check=False)
+    assert os.listdir(tmp_path) == ["wide.onnx"]
+
+
+def test_answers_of_another_shape_are_refused():
+    with pytest.raises(fissile.FissileError, match=r"for 2 rows .* shape \(2, 1\)"):
+        export._same(torch.zeros(2), torch.zeros(2, 1), 2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([torch.rand(2, 12)], "must be a tensor, a tuple"),
+        ((), "must be a tensor, a tuple"),
+        (torch.tensor(1.0), "must be a tensor, a tuple"),
+        ((torch.rand(2, 12), torch.rand(3, 12)), "equally many rows"),
+        (torch.rand(0, 12), "at least one"),
+    ],
+)
+def test_inputs_that_are_none(tmp_path, inputs, message):
+    with pytest.raises(fissile.FissileError, match=message):
+        to_onnx(expanded(), tmp_path / "wide.onnx", inputs)
+
+
+def test_what_cannot_be_exported_is_said(tmp_path):
+    with pytest.raises(fissile.FissileError, match=r"torch\.onnx cannot export this"):
+        to_onnx(Undecided(), tmp_path / "model.onnx", torch.rand(2, 4))
+    with pytest.raises(fissile.FissileError, match=r"is torch\.bfloat16.*model\.float\(\)"):
+        to_onnx(expanded().bfloat16(), tmp_path / "model.onnx", torch.rand(2, 12))
+    with pytest.raises(fissile.FileError, match="nowhere is no folder"):
+        to_onnx(expanded(), tmp_path / "nowhere" / "model.onnx", torch.rand(2, 12))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(fissile.FissileError, match=r"pip install 'fissile\[onnx\]'"):
+        to_onnx(expanded(), tmp_path / "wide.onnx", torch.rand(2, 12))
+
+
+@pytest.mark.parametrize("kind", ["partitioned", "masked"])
+def test_torch_export_takes_expanded_models_as_they_are(kind):
+    wide = expanded(split="gram").eval()
+    wide = fissile.to_masked(wide) if kind == "masked" else wide
+    free = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(wide, (torch.rand(3, 12),), dynamic_shapes=free)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    x = torch.rand(7, 12)
+    assert torch.equal(loaded.module()(x), wide(x))
+    # It is the sparse model that was stored: the owners or masks are there, no wide dense matrix.
+    stored = loaded.state_dict
+    assert stored.keys() == wide.state_dict().keys()
+    assert all(torch.equal(stored[key], value) for key, value in wide.state_dict().items())
