@@ -1,4 +1,4 @@
-"""Fill the marked parts of README.md with the files they name.
+"""Fill the marked parts of the README and of the pages beside this file with the files they name.
 
     python docs/include.py
 
@@ -23,6 +23,11 @@ def filled(text, root=ROOT):
     return PART.sub(part, text)
 
 
+def pages(root=ROOT):
+    """List the texts that may have such parts."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+
+
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(filled(readme.read_text("utf-8")), "utf-8")
+    for page in pages():
+        page.write_text(filled(page.read_text("utf-8")), "utf-8")

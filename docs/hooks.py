@@ -1,0 +1,56 @@
+"""What mkdocs does besides: bring figures from results/ in, and show notebooks as pages.
+
+Pages name figures by where they lie in the repository (`../results/figures/codes.png`), so that
+they show there too; on the site they lie in `results/`.
+"""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+FIGURE = re.compile(r"\.\./(results/figures/[\w.-]+)")
+
+
+def on_files(files, config):
+    """Add every figure that a page names, and a page for every notebook."""
+    pages = [Path(file.abs_src_path) for file in files.documentation_pages()]
+    named = {name for page in pages for name in FIGURE.findall(page.read_text("utf-8"))}
+    for name in sorted(named):
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        text, pictures = page_of(json.loads(path.read_text("utf-8")), path.stem)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    return files
+
+
+def on_page_markdown(markdown, **_):
+    """Point at the figures where the site has them, and let tables inside of HTML be tables."""
+    return FIGURE.sub(r"\1", markdown).replace("<details", '<details markdown="1"')
+
+
+def page_of(notebook, stem):
+    """Return a notebook as Markdown and the pictures it shows, by file name."""
+    parts, pictures = [], {}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                name = f"{stem}-{len(pictures)}.png"
+                pictures[name] = base64.b64decode(data["image/png"])
+                parts.append(f"![Output of the cell above]({name})")
+            else:
+                printed = "".join(output.get("text", data.get("text/plain", "")))
+                parts.append(f"```text\n{printed.rstrip()}\n```")
+    link = f"[The notebook itself]({stem}.ipynb), to run it."
+    return "\n\n".join([*parts, link, ""]), pictures

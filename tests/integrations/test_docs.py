@@ -1,0 +1,231 @@
+"""The README, the pages and the notebooks, run as they stand; and the site, built strictly."""
+
+import ast
+import doctest
+import importlib.util
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+
+import fissile
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+PLACES = (str(ROOT), "/home/", "/root/", "/tmp/", "site-packages", ".venv")
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where a dataclass looks for its own annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+page_runner, include = script("run"), script("include")
+PAGES = [page for page in include.pages() if page_runner.blocks(page.read_text("utf-8"))]
+
+
+def given(page):
+    """What a page takes for granted: the README's bank has no room for data."""
+    x = torch.rand(64, 32, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0.5).long()
+    return {"x": x, "y": y, "x_test": x, "y_test": y} if page.name == "README.md" else {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.filterwarnings("ignore:The '.*' does not have many workers:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
+def test_a_page_runs_and_prints_what_it_shows(page, tmp_path):
+    text = page.read_text("utf-8")
+    with torch.random.fork_rng():
+        printed = page_runner.run(text, page, tmp_path, given(page))
+    for block, out in zip(page_runner.blocks(text), printed, strict=True):
+        if block.shown is not None:
+            assert page_runner.alike(block.shown, out), f"line {block.line}: printed\n{out}"
+    if page.name == "README.md":
+        assert "7,940 non-zero weights" in printed[0]
+
+
+def test_few_blocks_are_left_out_and_each_says_why():
+    blocks = [block for page in PAGES for block in page_runner.blocks(page.read_text("utf-8"))]
+    assert len(blocks) > 40
+    assert sum(block.why is not None for block in blocks) <= 3
+    # A fence that the pattern does not see (indented, say) would never be run.
+    fences = sum(page.read_text("utf-8").count("```python") for page in PAGES)
+    assert fences == len(blocks)
+
+
+def test_what_prints_is_shown():
+    for page in PAGES:
+        if page.name == "README.md":
+            continue
+        for block in page_runner.blocks(page.read_text("utf-8")):
+            prints = re.search(r"^\s*(print|fissile\.summary)\(", block.code, re.M)
+            assert not prints or block.shown, f"{page.name}, line {block.line}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "good"),
+    [
+        ("264 weights, 83.1 %", "264  weights, 84.9 %\n", True),
+        ("264 weights, 83.1 %", "265 weights, 83.1 %", False),
+        ("264 weights, 83.1 %", "264 weights, 60.0 %", False),
+        ("264 weights", "264 neurons", False),
+        ("1,184", "1,184", True),
+        ("tensor([-1, 0])", "tensor([1, 0])", False),
+    ],
+)
+def test_outputs_are_compared_by_their_numbers(shown, printed, good):
+    assert page_runner.alike(shown, printed) is good
+
+
+def test_included_parts_are_the_files_they_name():
+    for page in include.pages():
+        text = page.read_text("utf-8")
+        assert include.filled(text) == text, f"{page.name}: run python docs/include.py"
+        for part in include.PART.finditer(text):
+            assert (ROOT / part[2]).exists(), f"{page.name} includes {part[2]}, which is not there"
+
+
+def test_every_architecture_was_checked_and_none_failed():
+    tree = ast.parse((DOCS / "architectures.py").read_text("utf-8"))
+    [named] = [
+        node.value.keys
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "ARCHITECTURES"
+    ]
+    rows = (DOCS / "architectures.md").read_text("utf-8").split("|---|\n")[1].splitlines()
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == [key.value for key in named]
+    assert all("✗" not in row and row.count("✓") >= 4 for row in rows)
+
+
+# Modules whose docstrings show what needs no files, no data and no other program.
+MODULES = (
+    "budget", "chain", "convert", "data.dnf", "draw", "errors", "expand", "files", "kmeans",
+    "layers", "measure", "network", "order", "pattern", "recipe", "rewire", "split", "summary",
+    "surgery", "theory", "train",
+)  # fmt: skip
+
+
+class Shown(doctest.OutputChecker):
+    """Compares what is shown; an example that shows nothing only has to run."""
+
+    def check_output(self, want, got, flags):
+        return not want or super().check_output(want, got, flags)
+
+
+def examples():
+    found = pkgutil.walk_packages(fissile.__path__, "fissile.")
+    names = [one.name for one in found]
+    wanted = tuple(f"fissile.{name}" for name in MODULES)
+    for name in names:
+        if name in wanted or name.startswith(tuple(f"{one}." for one in wanted)):
+            module = importlib.import_module(name)
+            yield from (test for test in doctest.DocTestFinder().find(module) if test.examples)
+
+
+def setting():
+    """The names that docstrings take for granted."""
+    torch.manual_seed(0)
+    dense = fissile.MLP([32, 8, 1])
+    x = torch.rand(64, 32)
+    y = (x[:, 0] > 0.5).long()
+    layers = {"layer": torch.nn.ModuleList([fissile.MLP([8, 4, 2])])}
+    return vars(fissile) | {
+        "torch": torch, "nn": torch.nn, "fissile": fissile, "discover": fissile.discover,
+        "drawer": fissile.draw.drawer, "Recipe": fissile.train.Recipe, "fit": fissile.train.fit,
+        "model": dense, "dense": dense, "wide": fissile.expand(dense, 2),
+        "adam": torch.optim.Adam(dense.parameters()), "x": x, "y": y, "batches": [(x, y)],
+        "loss": fissile.train.task_loss, "w1": torch.rand(4, 8), "w2": torch.rand(2, 4),
+        "bert": torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict(layers)}),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("test", list(examples()), ids=lambda test: test.name)
+def test_an_example_in_a_docstring_runs(test, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = setting()
+    fissile.save(names["wide"], "wide.safetensors")
+    module = vars(sys.modules[test.globs["__name__"]])
+    test.globs = names | {key: value for key, value in module.items() if key[:2] != "__"}
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    told = []
+    result = doctest.DocTestRunner(Shown(), False, flags).run(test, out=told.append)
+    assert not result.failed, "".join(told)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("FISSILE_NOTEBOOK", "small")
+    notebook = nbformat.read(path, as_version=4)
+    # The kernel of this very environment, whatever others are installed.
+    client = NotebookClient(
+        notebook,
+        timeout=120,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()
+    assert any("± " in str(cell.get("outputs")) for cell in notebook.cells)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_with_what_it_printed(path):
+    text = path.read_text("utf-8")
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not any(
+        output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs
+    )
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not any(place in text for place in PLACES)
+
+
+def test_there_are_two_notebooks():
+    assert len(NOTEBOOKS) == 2
+
+
+def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path):
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = [path.read_text("utf-8") for path in tmp_path.rglob("*.html")]
+    assert len(pages) > 20
+    for page in pages:
+        fetched = re.findall(
+            r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?://[^"]+)', page
+        )
+        assert not fetched
+        assert not any(place in page for place in PLACES)
+    reference = (tmp_path / "reference" / "index.html").read_text("utf-8")
+    assert "expand" in reference
+    assert ":func:" not in reference  # a role of Sphinx, left as it was
+    assert "&gt;&gt;&gt; wide = expand" in re.sub(r"<[^>]+>", "", reference)
+    assert (tmp_path / "results" / "figures" / "codes.png").exists()
+    for path in NOTEBOOKS:
+        page = (tmp_path / "notebooks" / path.stem / "index.html").read_text("utf-8")
+        assert f"{path.stem}-0.png" in page
+        assert (tmp_path / "notebooks" / path.name).exists()
+
+
+def test_a_missing_extra_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(fissile.FissileError, match=r"pip install 'fissile\[files\]'"):
+        fissile.save(fissile.MLP([4, 3, 1]), tmp_path / "m")
+    data = fissile.bank.Data(*[torch.zeros(2, 4), torch.zeros(2).long()] * 2)
+    bank = fissile.bank.Bank([fissile.bank.Spec([4, 3, 1], data)])
+    with pytest.raises(fissile.FissileError, match=r"pip install 'fissile\[bank\]'"):
+        bank.train(until=1, progress=True)
