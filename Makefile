@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test lint docs results bench-bank bench-cnn bench-stream bench-studies clean
+.PHONY: demo test lint docs results bench-bank bench-cnn bench-sklearn bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -28,6 +28,11 @@ bench-bank: .venv/bench.stamp
 # The paper's CNN against loops a user would write (a minute, needs a GPU).
 bench-cnn: .venv/demo.stamp
 	$(BIN)/python benchmarks/cnn.py
+
+# FissileClassifier beside other classifiers at several budgets, into docs/ (a quarter of an hour).
+bench-sklearn: .venv/test.stamp
+	$(BIN)/python benchmarks/sklearn_table.py
+	$(BIN)/python docs/include.py
 
 # Features of ImageNet's size, mapped from a file against held in memory (some minutes).
 bench-stream: .venv/demo.stamp

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
@@ -15,6 +10,7 @@ import torch
 from torch import nn
 
 from fissile.layers import SparseConv2d, SparseLayer, SparseLinear
+from fissile.surgery.trace import quietly
 
 __all__ = ["dense_shapes", "widen_config"]
 
@@ -72,27 +68,10 @@ def _shapes_with(
 ) -> dict[str, tuple[int, ...]] | None:
     """Build the architecture from a changed config, without tensors; None if that fails."""
     try:
-        with _quiet(), torch.device("meta"):
+        with quietly(), torch.device("meta"):
             other = copy.deepcopy(config)
             for key, width in wide.items():
                 setattr(other, key, width)
             return {name: tuple(p.shape) for name, p in type(model)(other).named_parameters()}
     except Exception:  # foreign code: whatever goes wrong, the config stays as it is
         return None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Let foreign constructors neither warn, print, log nor draw random numbers."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            torch.random.fork_rng(devices=[]),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)

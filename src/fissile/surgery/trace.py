@@ -12,6 +12,7 @@ import inspect
 import io
 import logging
 import operator
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -40,9 +41,21 @@ class Scope:
     kept: list[fx.Node] = field(default_factory=list)
 
 
+_ALONE = threading.RLock()
+
+
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Run foreign code without a word, a warning or a random number of the user's being used."""
+    """Run foreign code without a word, a warning or a random number of the user's being used.
+
+    All this belongs to the whole process, so one thread at a time.
+    """
+    with _ALONE, _silence():
+        yield
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     sink = io.StringIO()

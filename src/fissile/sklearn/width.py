@@ -1,0 +1,50 @@
+"""How wide a network of one hidden layer may be within a budget of non-zero parameters.
+
+Everything that learns is counted, biases too. ``fissile.expand(..., budget="all")`` keeps this
+number: the children's additional biases are paid for with weights.
+"""
+
+from __future__ import annotations
+
+from fissile.errors import FissileError, whole
+
+__all__ = ["DEFAULT", "count", "outputs_for", "width"]
+
+#: The hidden neurons of a network of which neither width nor budget is given, as MLPClassifier has.
+DEFAULT = 100
+
+
+def outputs_for(classes: int) -> int:
+    """Return how many outputs tell the classes apart: one for two, else one each."""
+    return 1 if classes == 2 else classes
+
+
+def count(inputs: int, hidden: int, outputs: int) -> int:
+    """Count the parameters of ``MLP([inputs, hidden, outputs])``, biases included.
+
+    >>> count(64, 25, 10)
+    1885
+    """
+    return hidden * (inputs + 1) + outputs * (hidden + 1)
+
+
+def width(nonzeros: int | None, hidden: int | None, inputs: int, outputs: int) -> int:
+    """Return the hidden neurons: as given, or as many as the budget allows.
+
+    >>> width(20_000, None, inputs=512, outputs=100)
+    32
+    """
+    if nonzeros is not None and hidden is not None:
+        raise FissileError(
+            f"nonzeros={nonzeros!r} and hidden={hidden!r} both decide the width; give one of them"
+        )
+    if nonzeros is None:
+        return DEFAULT if hidden is None else whole("hidden", hidden, least=1)
+    budget = whole("nonzeros", nonzeros, least=1)
+    least = count(inputs, 1, outputs)
+    if budget < least:
+        raise FissileError(
+            f"nonzeros={budget} is too small a budget for {inputs} inputs and {outputs} outputs: "
+            f"one hidden neuron takes {least} parameters; give at least {least}"
+        )
+    return (budget - outputs) // (inputs + 1 + outputs)
