@@ -6,12 +6,13 @@ import copy
 from dataclasses import dataclass
 from itertools import accumulate
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fissile.children import Carry
 from fissile.errors import FissileError
-from fissile.optim import Move, carry
+from fissile.optim import Move, carried
+from fissile.surgery.facts import marks_of
 
 __all__ = ["Replacement", "assemble", "without_fast_path"]
 
@@ -35,24 +36,50 @@ def assemble(
     """Put the new modules in their places, in a copy or in the model, and move the optimizer."""
     if inplace and any(not new.name for new in replacements):
         raise FissileError("the model is itself the layer to replace; leave out inplace=True")
-    olds = dict(model.named_parameters())
-    how: dict[str, Carry] = {}
     for new in replacements:
         _dress(new.module, model.get_submodule(new.name))
-        prefix = f"{new.name}." if new.name else ""
-        how |= {prefix + key: carry_one for key, carry_one in new.how.items()}
     built = model if inplace else copy.deepcopy(model)
+    # Everything is worked out before the first change: an error leaves the model as it was.
+    moves = _moves(model, built, replacements)
+    gradients = _gradients(moves) if inplace else []
+    change = None if optimizer is None else carried(optimizer, moves)
     for new in replacements:
         if new.name:
             built.set_submodule(new.name, new.module)
         else:
             built = new.module
     without_fast_path(built, [new.name for new in replacements])
-    if optimizer is not None:
-        news = dict(built.named_parameters())
-        moves = [Move(old, news[name], how.get(name, lambda t: t)) for name, old in olds.items()]
-        carry(optimizer, [move for move in moves if move.new is not move.old])
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+    if change is not None:
+        change()
     return built
+
+
+def _moves(model: nn.Module, built: nn.Module, replacements: list[Replacement]) -> list[Move]:
+    """Return what becomes of every parameter that will be another one."""
+    news = dict(built.named_parameters())
+    how: dict[str, Carry] = {}
+    for new in replacements:
+        prefix = f"{new.name}." if new.name else ""
+        for key, _ in model.get_submodule(new.name).named_parameters():
+            news.pop(prefix + key, None)
+        news |= {prefix + key: parameter for key, parameter in new.module.named_parameters()}
+        how |= {prefix + key: carry for key, carry in new.how.items()}
+    moves = []
+    for name, old in model.named_parameters():
+        if name not in news:
+            raise FissileError(f"{name!r} has no place in the new layer; remove it first")
+        if news[name] is not old:
+            moves.append(Move(old, news[name], how.get(name, lambda tensor: tensor)))
+    return moves
+
+
+def _gradients(moves: list[Move]) -> list[tuple[nn.Parameter, Tensor]]:
+    """Carry what accumulated so far, where training goes on in the same model."""
+    return [
+        (move.new, move.how(move.old.grad).clone()) for move in moves if move.old.grad is not None
+    ]
 
 
 def without_fast_path(model: nn.Module, changed: list[str]) -> None:
@@ -76,7 +103,10 @@ def _above(name: str) -> list[str]:
 
 
 def _dress(new: nn.Module, old: nn.Module) -> None:
-    """Take over the mode and what learns."""
+    """Take over the mode, what learns, and what was noted on the layer."""
     new.train(old.training)
+    for key, value in marks_of(old).items():
+        if not hasattr(new, key):
+            setattr(new, key, value)
     for key, parameter in new.named_parameters(recurse=False):
         parameter.requires_grad_(old.get_parameter(key).requires_grad)

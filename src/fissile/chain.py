@@ -1,4 +1,4 @@
-"""Reading a model: the chain of layers of an MLP, and whether layers can be ranked by magnitude."""
+"""Reading a model: the chain of layers of an MLP, and whether weights can be ranked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fissile.errors import FissileError
 from fissile.layers import SparseLinear
 from fissile.network import MLP
 
-__all__ = ["check_layers", "first_hidden"]
+__all__ = ["check_values", "first_hidden"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PASSING = (
@@ -63,20 +63,11 @@ def _is_hidden(between: tuple[Link, ...]) -> bool:
     return any(not isinstance(link.module, _PASSING) for link in between)
 
 
-def check_layers(model: nn.Module, names: Iterable[str]) -> None:
-    """Refuse weights that no ranking by magnitude can order, and layers that are more than one."""
+def check_values(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse weights that no ranking by magnitude can order; the layers are known to be fit."""
     for name in names:
         layer = model.get_submodule(name)
-        if "weight" not in layer._parameters:
-            raise FissileError(
-                f"the weight of {name!r} is computed, not a parameter (pruned or "
-                "parametrised?); make it permanent first, e.g. with torch's prune.remove"
-            )
-        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
-            raise FissileError(f"{name!r} has hooks, which a new layer would lose; remove them")
         for key, parameter in layer.named_parameters():
-            if parameter.is_meta:
-                raise FissileError(f"{name}.{key} is on the meta device and has no values")
             if parameter.dtype not in _DTYPES or not torch.isfinite(parameter).all():
                 raise FissileError(
                     f"{name}.{key} ({parameter.dtype}) holds NaN, infinite or odd values; "

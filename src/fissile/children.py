@@ -16,6 +16,7 @@ from fissile.layers import (
     Geometry,
     MaskedConv2d,
     MaskedLinear,
+    Pair,
     PartitionedConv2d,
     PartitionedLinear,
     SparseLayer,
@@ -29,6 +30,7 @@ __all__ = [
     "NORMS",
     "Carry",
     "Rebuilt",
+    "copied",
     "dropconnect_first",
     "matrix_of",
     "resize",
@@ -71,7 +73,7 @@ def sparse_first(_: Tensor, layer: nn.Module, pattern: Pattern) -> Rebuilt:
     return new, how | {"weight": lambda t: torch.where(mask, children_of(turn(t), alpha, rows), 0)}
 
 
-def sparse_second(layer: nn.Module, pattern: Pattern) -> Rebuilt:
+def sparse_second(layer: nn.Module, pattern: Pattern, pair: Pair) -> Rebuilt:
     """Copy what reads a parent to all its children, under the mask of what is left."""
     alpha, turn = pattern.alpha, _turn(layer)
     weight = turn(layer.get_parameter("weight").detach())
@@ -79,6 +81,7 @@ def sparse_second(layer: nn.Module, pattern: Pattern) -> Rebuilt:
     wide = children_of(weight, alpha, columns)
     mask = pattern.second.reshape(wide.shape)
     new = _masked(layer, wide, mask, _bias(layer))
+    new.pair = pair.alone()
     carry = lambda t: torch.where(mask, children_of(turn(t), alpha, columns), 0)  # noqa: E731
     return new, {"weight": carry}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -11,6 +10,7 @@ from torch.optim import Optimizer
 
 from fissile.assemble import Replacement, assemble
 from fissile.children import Rebuilt, copied
+from fissile.errors import FissileError
 from fissile.layers import (
     MaskedConv2d,
     MaskedLinear,
@@ -22,6 +22,7 @@ from fissile.layers import (
 )
 from fissile.optim import check_optimizer
 from fissile.recipe import note
+from fissile.surgery.facts import has_hooks
 
 __all__ = ["to_dense", "to_masked"]
 
@@ -42,9 +43,9 @@ def to_dense(model: nn.Module) -> nn.Module:
     return _rewrite(model, lambda layer: (layer.written_out(), {}), None)
 
 
-def _as_masked(layer: SparseLayer) -> Rebuilt:
+def _as_masked(layer: SparseLayer) -> Rebuilt | None:
     if not isinstance(layer, Partitioned):
-        return copy.deepcopy(layer), {}
+        return None
     alpha, mask, bias = layer.alpha, layer.pattern(), copied(layer.bias)
     if isinstance(layer, PartitionedConv2d):
         new: nn.Module = MaskedConv2d(layer.dense_weight(), mask, bias, layer.geometry)
@@ -56,15 +57,18 @@ def _as_masked(layer: SparseLayer) -> Rebuilt:
 
 
 def _rewrite(
-    model: nn.Module, rebuild: Callable[[SparseLayer], Rebuilt], optimizer: Optimizer | None
+    model: nn.Module, rebuild: Callable[[SparseLayer], Rebuilt | None], optimizer: Optimizer | None
 ) -> nn.Module:
+    """Put other layers in place of the expanded ones in a copy; None leaves one as it is."""
     if optimizer is not None:
         optimizer = check_optimizer(optimizer, model)
-    replacements = [
-        Replacement(name, *rebuild(module))
-        for name, module in model.named_modules()
-        if isinstance(module, SparseLayer)
-    ]
+    replacements = []
+    for name, layer in model.named_modules():
+        if not isinstance(layer, SparseLayer) or (new := rebuild(layer)) is None:
+            continue
+        if has_hooks(layer):
+            raise FissileError(f"{name!r} has hooks, which a new layer would lose; remove them")
+        replacements.append(Replacement(name, *new))
     rewritten = assemble(model, replacements, optimizer)
     note(rewritten)
     return rewritten

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from fissile.assemble import Replacement, assemble
 from fissile.budget import Budget, check_budget
-from fissile.chain import check_layers
+from fissile.chain import check_values
 from fissile.children import (
     Rebuilt,
     dropconnect_first,
@@ -21,11 +21,11 @@ from fissile.children import (
     sparse_first,
     sparse_second,
     widened,
-    width_of,
 )
 from fissile.choose import Where, choose, refuse_wrapped
 from fissile.draw import Draw, seeded
 from fissile.errors import FissileError, whole
+from fissile.layers import Pair
 from fissile.optim import check_optimizer
 from fissile.order import hash32
 from fissile.pattern import Form, Pattern, check_alpha, split_pair
@@ -70,15 +70,14 @@ def expand(
         optimizer: an SGD, Adam or AdamW that shall continue on the new model, in place.
         example_inputs: what the model is called with; places that its code alone does not show
             are then found by trying.
-        inplace: change the given model instead of a copy.
+        inplace: change the given model instead of a copy, gradients that it has accumulated too; a
+            config that it shares with a model around it is then changed for both.
 
     Returns:
         The expanded model. Of layers in a row 1, 3, 5, ... are widened, the head never.
     """
     refuse_wrapped(model)
-    found = discover(model, example_inputs)
-    places = choose(found, where)
-    _check_shared(model, places, found.places)
+    places = choose(discover(model, example_inputs), where)
     splits = _splits_for(places, split)
     if optimizer is not None:
         optimizer = check_optimizer(optimizer, model)
@@ -104,9 +103,7 @@ def dropconnect(
     scaled weights in evaluation. It is a regulariser, and keeps no budget at test time.
     """
     refuse_wrapped(model)
-    found = discover(model)
-    places = choose(found, None)
-    _check_shared(model, places, found.places)
+    places = choose(discover(model), None)
     for place in places:
         if place.kind != "mlp":
             raise FissileError(
@@ -139,7 +136,7 @@ def _replacements(
     if not isinstance(seed, Tensor) and whole("seed", seed, least=0) >= 2**63:
         raise FissileError(f"seed={seed} needs more than 63 bits; give a smaller one")
     for place in places:
-        check_layers(model, place.layers)
+        check_values(model, place.layers)
     draw = seeded(seed)
     made: dict[str, Replacement] = {}
     stream = 0
@@ -184,9 +181,9 @@ def _split_place(
         name: Replacement(name, *make_first(layer, part))
         for name, layer, part in zip(place.firsts, firsts, pattern.parts(len(firsts)), strict=True)
     }
-    return (
-        made | between | {place.second: Replacement(place.second, *sparse_second(second, pattern))}
-    )
+    pair = Pair(place.firsts, tuple(between), place.second)
+    reader = Replacement(place.second, *sparse_second(second, pattern, pair))
+    return made | between | {place.second: reader}
 
 
 def _form(place: Place, first: nn.Module, second: nn.Module) -> Form:
@@ -209,18 +206,6 @@ def _extra(
         added += sum(p.shape[-1] for p in new.module.parameters())
         added -= sum(p.shape[-1] for p in old.parameters())
     return added
-
-
-def _check_shared(model: nn.Module, places: list[Place], found: Sequence[Place]) -> None:
-    """Refuse to widen a norm that also serves neurons which stay as they are."""
-    widening = {name for place in places for name in place.between}
-    for other in found:
-        for name in widening.intersection(other.between):
-            if other not in places and width_of(model.get_submodule(name)) is not None:
-                raise FissileError(
-                    f"{name!r} also serves the neurons of {other.name!r}, which are not expanded; "
-                    "give each its own"
-                )
 
 
 def _splits_for(places: list[Place], split: str | Split | Sequence[str | Split]) -> list[Split]:

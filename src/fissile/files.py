@@ -47,7 +47,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
             raise FileError(f"cannot save {key!r}: it is a {type(value).__name__}, not a tensor")
         tensors[key] = value.detach().cpu().clone().contiguous()  # tied tensors become two
     mlp = model.recipe() if type(model) is MLP else None
-    recipe = {"version": _VERSION, "mlp": mlp} | recipe_of(model)
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    recipe = {"version": _VERSION, "mlp": mlp, "frozen": frozen} | recipe_of(model)
     _replace(Path(path), lambda temporary: save_file(tensors, temporary, _metadata(recipe)))
 
 
@@ -84,6 +85,7 @@ def load(
         if model is None:
             _try_out(built)
             built.requires_grad_(True).to(device)
+            _freeze(built, recipe.get("frozen", []))
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
     except _MISFITS as error:
@@ -151,6 +153,14 @@ def _empty_mlp(recipe: dict[str, Any]) -> nn.Module:
         raise FileError("the file does not say how the model is built; give load() the model")
     # On the meta device nothing is allocated, whatever sizes a hostile recipe claims.
     return MLP.from_recipe(recipe["mlp"], device="meta")
+
+
+def _freeze(model: nn.Module, names: Any) -> None:
+    """Let those parameters not learn that did not."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FileError("the recipe is damaged: what does not learn is no list of names")
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
 
 
 def _resize_slopes(model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -30,6 +30,8 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     )
 }  # fmt: skip
 
+_EPS = nn.LayerNorm(1).eps
+
 
 def _make_activation(activation: str | nn.Module) -> nn.Module:
     """Return a fresh activation from a name such as ``"relu"`` or a module to copy."""
@@ -76,17 +78,18 @@ def _activation_from(recipe: dict[str, Any]) -> nn.Module:
     return kind(**settings)
 
 
-def is_elementwise(module: nn.Module) -> bool:
+def is_elementwise(module: nn.Module, *, training: bool = False) -> bool:
     """Tell whether a module maps every number by itself, so that neurons may be copied through it.
 
-    The activations of torch.nn are known; any other module is tried out: its answer must not
-    depend on the order or the number of the entries. When in doubt, the answer is no.
+    The activations of torch.nn are known; any other module is tried out, in evaluation mode or in
+    training: its answer must not depend on the order or the number of the entries. When in doubt,
+    the answer is no.
     """
     if any(type(module) is kind for kind in _ACTIVATIONS.values()):
         return True
     if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
         return False
-    probe = copy.deepcopy(module).eval()
+    probe = copy.deepcopy(module).train(training)
     x = torch.tensor([[-1.7, 0.3, 2.2, -0.4, 0.9, 3.1], [0.1, -2.5, 1.4, 0.6, -0.8, -3.3]])
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     try:
@@ -172,8 +175,10 @@ class MLP(nn.Module):
         activations = [_activation_recipe(m) for m in self.layers if not isinstance(m, known)]
         activation = activations[0]
         # A network that was edited after it was built is not what these settings would build.
-        edited = any(one != activation for one in activations) or any(
-            isinstance(m, nn.LayerNorm) and m.eps != nn.LayerNorm(1).eps for m in self.layers
+        edited = (
+            any(one != activation for one in activations)
+            or any(isinstance(m, nn.LayerNorm) and m.eps != _EPS for m in self.layers)
+            or any(isinstance(m, nn.Dropout) and m.p != self.dropout for m in self.layers)
         )
         if activation is None or edited:
             return None

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fissile.errors import FissileError
 
-__all__ = ["Move", "carry", "check_optimizer"]
+__all__ = ["Move", "carried", "check_optimizer"]
 
 _KNOWN = (SGD, Adam, AdamW)
 
@@ -44,15 +44,30 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def carry(optimizer: Optimizer, moves: Sequence[Move]) -> None:
-    """Point the optimizer at the new parameters, in place, so that schedulers keep working."""
-    by_old = {id(move.old): move for move in moves}
-    for group in optimizer.param_groups:
-        group["params"] = [by_old[id(p)].new if id(p) in by_old else p for p in group["params"]]
-    for move in moves:
-        if move.old in optimizer.state:
-            state = optimizer.state.pop(move.old)
-            optimizer.state[move.new] = {k: _carried(k, v, move) for k, v in state.items()}
+def carried(optimizer: Optimizer, moves: Sequence[Move]) -> Callable[[], None]:
+    """Work out what the optimizer holds after the moves; the answer, called, changes it in place.
+
+    In place, so that schedulers keep working; in two steps, so that nothing changes by halves.
+    """
+    by_old = {id(move.old): move.new for move in moves}
+    groups = [[by_old.get(id(p), p) for p in group["params"]] for group in optimizer.param_groups]
+    states = [
+        (
+            move,
+            {key: _carried(key, value, move) for key, value in optimizer.state[move.old].items()},
+        )
+        for move in moves
+        if move.old in optimizer.state
+    ]
+
+    def change() -> None:
+        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = parameters
+        for move, state in states:
+            del optimizer.state[move.old]
+            optimizer.state[move.new] = state
+
+    return change
 
 
 def _carried(key: str, value: Any, move: Move) -> Any:

@@ -7,7 +7,9 @@ its fan-in allows, before anything is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,9 +32,10 @@ from fissile.layers import (
     SparseLinear,
     is_transposed,
 )
-from fissile.surgery.config import widen_config
+from fissile.pairs import check_pairs, described, pairs_in, read_pairs, remember
+from fissile.surgery.config import config_of, widen_config
 
-__all__ = ["METHOD", "note", "rebuild", "recipe_of"]
+__all__ = ["METHOD", "note", "rebuild", "recipe_of", "renamed"]
 
 #: The name under which the configs of transformers models hold a recipe.
 METHOD = "fissile"
@@ -53,7 +56,13 @@ def recipe_of(model: nn.Module) -> dict[str, Any]:
     {'kind': 'partitioned', 'inputs': 32, 'outputs': 16, 'alpha': 2}
     """
     layers = {n: _entry(m) for n, m in model.named_modules() if isinstance(m, SparseLayer)}
-    wide = {entry["outputs"] for entry in layers.values()}
+    pairs = pairs_in(model)
+    if pairs is not None:
+        named = {name: model.get_submodule(name) for pair in pairs for name in pair.between}
+        norms = {name: width_of(module) for name, module in named.items()}
+        return {"layers": layers, "norms": norms, "pairs": [described(pair) for pair in pairs]}
+    # Loaded from a file of the first release: whatever is as wide may be between two layers.
+    wide = {entry[key] for entry in layers.values() for key in ("inputs", "outputs")}
     norms = {n: width for n, m in model.named_modules() if (width := width_of(m)) in wide}
     return {"layers": layers, "norms": norms}
 
@@ -64,16 +73,34 @@ def note(model: nn.Module) -> None:
     It sits where a quantizer's settings would; the entry of a real quantizer is left alone. The
     config of a model without expanded layers loses the recipe of an earlier call.
     """
-    config = getattr(model, "config", None)
+    config = config_of(model)
     if config is None or not hasattr(model, "save_pretrained"):
         return
     entry = getattr(config, "quantization_config", None)
     ours = isinstance(entry, dict) and entry.get("quant_method") == METHOD
     recipe = recipe_of(model)
-    if recipe["layers"] and (entry is None or ours):
-        config.quantization_config = {"quant_method": METHOD, "recipe": recipe}
-    elif ours:
-        del config.quantization_config
+    with suppress(Exception):  # foreign code: a config that takes no notes stays without
+        if recipe["layers"] and (entry is None or ours):
+            config.quantization_config = {"quant_method": METHOD, "recipe": recipe}
+        elif ours:
+            del config.quantization_config
+
+
+def renamed(recipe: Mapping[str, Any], rename: Callable[[str], str | None]) -> dict[str, Any]:
+    """Name a recipe's modules otherwise; what is renamed to None is left out, pairs as a whole."""
+    new: dict[str, Any] = {
+        key: {to: entry for name, entry in _table(recipe, key).items() if (to := rename(name))}
+        for key in ("layers", "norms")
+    }
+    pairs = read_pairs(recipe)
+    if pairs is not None:
+        # Of a pair that is there in part the name stays as it was, for rebuild to miss it.
+        new["pairs"] = [
+            described(pair.mapped(lambda name: rename(name) or name))
+            for pair in pairs
+            if any(rename(name) for name in (*pair.firsts, pair.second))
+        ]
+    return new
 
 
 def rebuild(model: nn.Module, recipe: Mapping[str, Any]) -> None:
@@ -88,22 +115,37 @@ def rebuild(model: nn.Module, recipe: Mapping[str, Any]) -> None:
         recipe: from :func:`recipe_of`.
     """
     layers, norms = _table(recipe, "layers"), _table(recipe, "norms")
+    pairs = read_pairs(recipe)
     grown = {name: _check(name, entry, _find(model, name)) for name, entry in layers.items()}
-    alphas = {alpha for alpha, _ in grown.values()} - {1}
-    for name, (_, copies) in grown.items():
-        if copies != 1 and copies not in alphas:
-            raise FileError(f"{name!r} reads {copies} copies of its inputs, which no layer makes")
+    alphas = {one.alpha for one in grown.values()} - {1}
     widths = {name: _check_norm(name, _find(model, name), norms[name], alphas) for name in norms}
-    parents = {layers[name]["inputs"] // copies for name, (_, copies) in grown.items()}
+    if pairs is None:
+        _check_copies(grown)
+    else:
+        sizes = {name: (one.mine, one.wide) for name, one in grown.items()}
+        check_pairs(pairs, sizes, widths, model)
+    parents = {one.wide[0] // one.copies for one in grown.values()}
     for name, entry in layers.items():
         old = _find(model, name)
         if not (isinstance(old, SparseLayer) and _entry(old) == dict(entry)):
             model.set_submodule(name, _empty(entry, old))
     for name, width in widths.items():
         _widen_empty(_find(model, name), width)
+    for pair in pairs or ():
+        remember(model, pair)
     without_fast_path(model, list(layers))
     if len(alphas) == 1:
         widen_config(model, parents, *alphas)
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """What a layer maps to what, in the model and in the recipe, and what makes the difference."""
+
+    mine: tuple[int, int]
+    wide: tuple[int, int]
+    alpha: int
+    copies: int
 
 
 def _entry(layer: SparseLayer) -> dict[str, Any]:
@@ -133,7 +175,7 @@ def _find(model: nn.Module, name: str) -> nn.Module:
     return found
 
 
-def _check(name: str, entry: Any, old: nn.Module) -> tuple[int, int]:
+def _check(name: str, entry: Any, old: nn.Module) -> _Growth:
     """Return how many children the layer's neurons have, and how many copies it reads."""
     kind = entry.get("kind") if isinstance(entry, Mapping) else None
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -143,17 +185,26 @@ def _check(name: str, entry: Any, old: nn.Module) -> tuple[int, int]:
     mine = _sizes(name, entry, old)
     wanted = _whole(name, entry, "inputs"), _whole(name, entry, "outputs")
     if "alpha" in entry:
-        alpha = _whole(name, entry, "alpha")
+        alpha, copies = _whole(name, entry, "alpha"), 1
         narrow = wanted[0], wanted[1] // alpha
         fits = mine in (narrow, wanted) and wanted[1] % alpha == 0 and alpha <= wanted[0]
-        grown = alpha, 1
     else:
-        grown = wanted[1] // mine[1], wanted[0] // mine[0]
-        whole = (grown[1] * mine[0], grown[0] * mine[1]) == wanted
-        fits = whole and 1 in grown and 0 not in grown and grown[0] <= wanted[0]
+        alpha, copies = wanted[1] // mine[1], wanted[0] // mine[0]
+        whole = (copies * mine[0], alpha * mine[1]) == wanted
+        fits = whole and 1 in (alpha, copies) and alpha * copies > 0 and alpha <= wanted[0]
     if not fits or (isinstance(old, SparseLayer) and mine != wanted):
         raise FileError(f"{name!r} maps {mine} features in the model and {wanted} in the recipe")
-    return grown
+    return _Growth(mine, wanted, alpha, copies)
+
+
+def _check_copies(grown: Mapping[str, _Growth]) -> None:
+    """Refuse copies that nothing makes, which is all one can tell without pairs."""
+    alphas = {one.alpha for one in grown.values()}
+    for name, one in grown.items():
+        if one.copies != 1 and one.copies not in alphas:
+            raise FileError(
+                f"{name!r} reads {one.copies} copies of its inputs, which no layer makes"
+            )
 
 
 def _whole(name: str, entry: Mapping[str, Any], key: str) -> int:

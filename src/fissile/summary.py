@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -11,6 +12,7 @@ from torch import nn
 from fissile.budget import NonZeros, nonzeros
 from fissile.errors import FissileError
 from fissile.layers import DropConnectLinear, Partitioned, SparseConv2d, SparseLayer, is_transposed
+from fissile.table import aligned
 
 __all__ = ["summary"]
 
@@ -47,9 +49,10 @@ def summary(
 
 def _alone(model: nn.Module) -> list[str]:
     counts = nonzeros(model)
-    rows = [_row(name, module, counts) for name, module in _layers(model)]
+    mine = _by_layer(counts)
+    rows = [_row(name, module, mine[name]) for name, module in _layers(model)]
     total = f"{counts.weights:,} non-zero weights, {counts.all:,} non-zero parameters in all"
-    return [*_table([_HEADER, *rows], left=3), total]
+    return [*aligned([_HEADER, *rows], right=range(3, 6)), total]
 
 
 def _both(before: nn.Module, after: nn.Module) -> list[str]:
@@ -57,12 +60,13 @@ def _both(before: nn.Module, after: nn.Module) -> list[str]:
     if olds.keys() != news.keys():
         raise FissileError("the two models have other layers; give one model before and after")
     counts = nonzeros(before), nonzeros(after)
-    rows = [_row_of_both(name, olds[name], news[name], counts) for name in olds]
+    was, now = (_by_layer(count) for count in counts)
+    rows = [_row_of_both(name, olds[name], news[name], was[name], now[name]) for name in olds]
     rest = 0
     if len(rows) > _ROWS:
         changed = [row for row in rows if any("→" in cell for cell in row[3:]) or row[1] != row[2]]
         rest, rows = len(rows) - len(changed), changed
-    lines = _table([_BESIDE, *rows], left=3)
+    lines = aligned([_BESIDE, *rows], right=range(3, 5))
     if rest:
         lines.append(f"and {rest} layers that are as they were")
     weights = " → ".join(f"{count.weights:,}" for count in counts)
@@ -76,27 +80,30 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name or "(model)", module
 
 
-def _counts(name: str, counts: NonZeros) -> tuple[int, int]:
-    """Return a layer's weights, and what it has besides."""
-    mine = [count for count in counts.counts if count.layer == name]
-    weights = sum(count.count for count in mine if count.kind == "weight")
-    return weights, sum(count.count for count in mine) - weights
+def _by_layer(counts: NonZeros) -> dict[str, tuple[int, int]]:
+    """Return every layer's weights, and what it has besides; nothing of its own is (0, 0)."""
+    found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for one in counts.counts:
+        weights, other = found[one.layer]
+        is_weight = one.kind == "weight"
+        found[one.layer] = weights + is_weight * one.count, other + (not is_weight) * one.count
+    return found
 
 
-def _row(name: str, module: nn.Module, counts: NonZeros) -> tuple[str, ...]:
-    weights, other = _counts(name, counts)
+def _row(name: str, module: nn.Module, counts: tuple[int, int]) -> tuple[str, ...]:
+    weights, other = counts
     kind, shape, slots = _describe(module)
     density = f"{weights / slots:.1%}" if slots else ""
     return name, kind, shape, f"{weights:,}" if slots else "", density, f"{other:,}"
 
 
 def _row_of_both(
-    name: str, old: nn.Module, new: nn.Module, counts: tuple[NonZeros, NonZeros]
+    name: str, old: nn.Module, new: nn.Module, was: tuple[int, int], now: tuple[int, int]
 ) -> tuple[str, ...]:
-    (weights, other), (new_weights, new_other) = (_counts(name, count) for count in counts)
     shapes = (_describe(module)[1] or _describe(module)[0] for module in (old, new))
     slots = _describe(old)[2]
-    return name, *shapes, _change(weights, new_weights) if slots else "", _change(other, new_other)
+    weights, other = (_change(*both) for both in zip(was, now, strict=True))
+    return name, *shapes, weights if slots else "", other
 
 
 def _change(before: int, after: int) -> str:
@@ -130,15 +137,3 @@ def _kernel(module: nn.Module) -> str:
     if isinstance(module, nn.Conv2d | SparseConv2d):
         return ", " + "×".join(str(size) for size in module.kernel_size)
     return ""
-
-
-def _table(rows: list[tuple[str, ...]], left: int) -> list[str]:
-    """Align the columns, the first few to the left and the numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -110,6 +110,12 @@ def test_every_architecture_was_checked_and_none_failed():
     assert all("✗" not in row and row.count("✓") >= 4 for row in rows)
 
 
+@pytest.mark.slow
+def test_a_line_of_the_table_can_be_made_again():
+    line = script("architectures").row("Mistral")
+    assert line.strip() in (DOCS / "architectures.md").read_text("utf-8")
+
+
 # Modules whose docstrings show what needs no files, no data and no other program.
 MODULES = (
     "budget", "chain", "convert", "data.dnf", "draw", "errors", "expand", "files", "kmeans",

@@ -3,6 +3,7 @@
 import copy
 import io
 import os
+import re
 
 import onnx
 import onnxruntime
@@ -139,19 +140,80 @@ def test_a_file_that_differs_is_an_error_and_not_left_there(tmp_path, monkeypatc
     assert os.listdir(tmp_path) == ["wide.onnx"]
 
 
-def test_answers_of_another_shape_are_refused():
-    with pytest.raises(fissile.FissileError, match=r"for 2 rows .* shape \(2, 1\)"):
-        export._same(torch.zeros(2), torch.zeros(2, 1), 2)
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "message"),
+    [
+        (torch.zeros(2), torch.zeros(2, 1), r"shape \(2, 1\) and PyTorch with \(2,\)"),
+        (torch.tensor([INF, 1.0]), torch.tensor([INF, 2.0]), "by up to 1"),
+        (torch.tensor([INF, 1.0]), torch.tensor([-INF, 1.0]), "by up to inf"),
+        (torch.tensor([INF, 1.0]), torch.tensor([3.0, 1.0]), "by up to inf"),
+        (torch.tensor([NAN, 1.0]), torch.tensor([0.0, 1.0]), "by up to nan"),
+        (torch.tensor([0.0, 1.0]), torch.tensor([NAN, 1.0]), "by up to nan"),
+        (torch.tensor([True, False]), torch.tensor([True, True]), r"torch\.bool answers differ"),
+        (torch.tensor([70000]), torch.tensor([70001]), r"torch\.int64 answers differ"),
+    ],
+)
+def test_answers_that_differ(ours, theirs, message):
+    assert re.search(message, export._difference(ours, theirs))
+    assert export._difference(ours, ours.clone()) is None
+
+
+def test_answers_within_rounding_are_the_same():
+    far = torch.tensor([INF, -INF, NAN, 1000.0, 1e-9])
+    assert export._difference(far, far + torch.tensor([0, 0, 0, 0.5, 1e-3])) is None
+    assert export._difference(torch.zeros(0), torch.zeros(0)) is None
+
+
+class Odd(nn.Module):
+    """Returns its input too, and what is not a finite number."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = fissile.expand(fissile.MLP([8, 4, 2]), 2)
+
+    def forward(self, y, x):
+        out = self.body(x)
+        return out + y, x, out > 0, out.argmax(-1), -out.abs() / 0
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_inputs_that_are_returned_and_answers_of_other_kinds(tmp_path, kind):
+    inputs = {"x": torch.rand(3, 8), "y": torch.rand(3, 2)}
+    given = inputs if kind is dict else [inputs["y"], inputs["x"]]
+    to_onnx(Odd(), tmp_path / "odd.onnx", given)  # which compares
+    names = [node.name for node in onnxruntime.InferenceSession(tmp_path / "odd.onnx").get_inputs()]
+    assert [name[0] for name in names] == (["x", "y"] if kind is dict else ["y", "x"])
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, x, scale, shift):
+        return self.layer(x) * scale + shift
+
+
+def test_a_fixed_batch_may_be_anything(tmp_path):
+    inputs = torch.rand(3, 8), torch.tensor(2.0), torch.rand(1, 2)
+    to_onnx(Scaled(), tmp_path / "scaled.onnx", inputs, dynamic_batch=False)
+    with pytest.raises(fissile.FissileError, match=r"equally many rows.*dynamic_batch=False"):
+        to_onnx(Scaled(), tmp_path / "free.onnx", inputs)
+    assert os.listdir(tmp_path) == ["scaled.onnx"]
 
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([torch.rand(2, 12)], "must be a tensor, a tuple"),
+        (["x"], "must be a tensor, a tuple"),
         ((), "must be a tensor, a tuple"),
-        (torch.tensor(1.0), "must be a tensor, a tuple"),
+        (torch.tensor(1.0), "equally many rows"),
         ((torch.rand(2, 12), torch.rand(3, 12)), "equally many rows"),
         (torch.rand(0, 12), "at least one"),
+        ((torch.rand(2, 12), torch.rand(2, 12)), "does not take these example_inputs: .*forward"),
     ],
 )
 def test_inputs_that_are_none(tmp_path, inputs, message):
@@ -159,13 +221,23 @@ def test_inputs_that_are_none(tmp_path, inputs, message):
         to_onnx(expanded(), tmp_path / "wide.onnx", inputs)
 
 
-def test_what_cannot_be_exported_is_said(tmp_path):
+def test_a_wrong_width_is_one_line(tmp_path, capfd):
+    with pytest.raises(fissile.FissileError, match=r"example_inputs: .*3x11 and 12x12") as caught:
+        to_onnx(expanded(), tmp_path / "wide.onnx", torch.rand(3, 11))
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_cannot_be_exported_is_said(tmp_path, capfd):
     with pytest.raises(fissile.FissileError, match=r"torch\.onnx cannot export this"):
         to_onnx(Undecided(), tmp_path / "model.onnx", torch.rand(2, 4))
+    assert capfd.readouterr().err == ""
     with pytest.raises(fissile.FissileError, match=r"is torch\.bfloat16.*model\.float\(\)"):
         to_onnx(expanded().bfloat16(), tmp_path / "model.onnx", torch.rand(2, 12))
     with pytest.raises(fissile.FileError, match="nowhere is no folder"):
         to_onnx(expanded(), tmp_path / "nowhere" / "model.onnx", torch.rand(2, 12))
+    with pytest.raises(fissile.FileError, match="is a folder; name the file"):
+        to_onnx(expanded(), tmp_path, torch.rand(2, 12))
     assert os.listdir(tmp_path) == []
 
 

@@ -1,15 +1,21 @@
 import copy
 import csv
 import functools
+import io
 import pickle
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import (
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 from torch import nn
@@ -398,6 +404,79 @@ def test_refuses_a_module_without_a_place_before_the_first_step(tmp_path):
     assert not module.rates
 
 
+@pytest.mark.parametrize(
+    ("when", "settings", "message"),
+    [
+        ({"epoch": 2}, {"max_epochs": 2}, "training ends before epoch 2 begins .max_epochs=2"),
+        ({"step": 5}, {"max_steps": 5, "max_epochs": -1}, "before step 5 begins .*max_steps=5"),
+    ],
+)
+def test_refuses_a_run_that_is_too_short(tmp_path, when, settings, message):
+    module = Net()
+    with pytest.raises(FissileError, match=message):
+        trainer(tmp_path, ExpandAt(2, **when), **settings).fit(module, loader(), loader())
+    assert not module.rates
+
+
+@pytest.mark.parametrize(
+    ("when", "settings", "message"),
+    [
+        ({"epoch": 3}, {"fast_dev_run": True}, "ended under fast_dev_run before epoch 3"),
+        ({"epoch": 3}, {"max_steps": 5}, "ended before epoch 3"),
+        ({"step": 5}, {"max_epochs": 1}, "ended before step 5"),
+    ],
+)
+def test_says_when_a_run_ended_before_its_expansion(tmp_path, when, settings, message):
+    module = Net()
+    with pytest.warns(UserWarning, match=message):
+        trainer(tmp_path, ExpandAt(2, **when), **settings).fit(module, loader(), loader())
+    assert module.net[0].out_features == 6
+    assert module.rates
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    """Checkpoints of a run without an expansion, after every step."""
+    folder = tmp_path_factory.mktemp("dense")
+    keep = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)
+    trainer(folder, keep, max_epochs=2).fit(Net(), loader(), loader())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("when", "step"), [({"epoch": 0}, 3), ({"epoch": 0}, 2), ({"epoch": 1}, 5), ({"step": 3}, 4)]
+)
+def test_refuses_a_dense_checkpoint_from_after_the_moment(dense, tmp_path, when, step):
+    module = Net()
+    with pytest.raises(FissileError, match=r"(epoch|step) \d is over in this checkpoint"):
+        trainer(tmp_path, ExpandAt(2, **when)).fit(
+            module, loader(), loader(), ckpt_path=dense / f"step={step}.ckpt"
+        )
+    assert not module.rates
+
+
+@pytest.mark.filterwarnings("ignore:.*checkpoint that ended before the epoch ended.*")
+@pytest.mark.parametrize(("when", "step"), [({"epoch": 1}, 3), ({"epoch": 1}, 2), ({"step": 4}, 4)])
+def test_a_dense_checkpoint_from_before_the_moment_will_do(dense, tmp_path, when, step):
+    module = Net()
+    trainer(tmp_path, ExpandAt(2, **when), max_epochs=2).fit(
+        module, loader(), loader(), ckpt_path=dense / f"step={step}.ckpt"
+    )
+    assert module.net[0].out_features == 12
+
+
+class Averaged(WeightAveraging):
+    pass
+
+
+@pytest.mark.parametrize("other", [StochasticWeightAveraging(0.1), Averaged()])
+def test_refuses_to_average_across_the_expansion(tmp_path, other):
+    module = Net()
+    with pytest.raises(FissileError, match=f"{type(other).__name__} averages weights"):
+        trainer(tmp_path, other, ExpandAt(2, epoch=1)).fit(module, loader(), loader())
+    assert not module.rates
+
+
 class Trap:
     def __reduce__(self):
         return (pytest.fail, ("a checkpoint was unpickled",))
@@ -426,6 +505,55 @@ def test_a_damaged_recipe_is_one_clear_error(run, tmp_path, damage):
     torch.save(checkpoint | {"fissile": damage}, tmp_path / "damaged.ckpt")
     with pytest.raises(FileError):
         load(Net, tmp_path / "damaged.ckpt")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda stored: stored[: len(stored) // 2],
+        lambda stored: stored[:40],
+        lambda stored: b"",
+        lambda stored: b"hello, world\n" * 9,
+        lambda stored: saved([1, 2]),
+        lambda stored: saved({"state_dict": {}}),
+        lambda stored: saved({"weights": torch.zeros(2)}),
+    ],
+)
+def test_a_torn_or_foreign_file_is_one_clear_error(run, tmp_path, damage):
+    folder, _ = run("epoch", 2)
+    path = tmp_path / "odd.ckpt"
+    path.write_bytes(damage((folder / "epoch=3.ckpt").read_bytes()))
+    with pytest.raises(FileError, match=r"^\S*odd\.ckpt: not a checkpoint of Lightning"):
+        load(Net, path)
+
+
+def saved(content):
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def test_load_names_what_it_does_not_read(run, tmp_path):
+    folder, _ = run("epoch", 2)
+    checkpoint = torch.load(folder / "epoch=3.ckpt", weights_only=True)
+    checkpoint["hyper_parameters"] = {"hidden": Path("data")}
+    torch.save(checkpoint, tmp_path / "path.ckpt")
+    with pytest.raises(FileError, match=r"it holds a pathlib\.\S*PosixPath,") as caught:
+        load(Net, tmp_path / "path.ckpt")
+    assert str(caught.value).isprintable()
+
+
+def test_load_takes_the_settings_of_load_from_checkpoint(run):
+    folder, module = run("epoch", 2)
+    last = folder / f"epoch={EPOCHS - 1}.ckpt"
+    again = load(Net, last, weights_only=True, map_location="cpu", hidden=6)
+    assert same(again, module)
+    with pytest.raises(FissileError, match="leave weights_only out"):
+        load(Net, last, weights_only=False)
+    with pytest.raises(FileNotFoundError):
+        load(Net, folder / "none.ckpt")
+    with pytest.raises(RuntimeError, match="size mismatch"):  # the module's fault, not the file's
+        load(Net, folder / "epoch=0.ckpt", hidden=5)
 
 
 def test_works_with_either_lightning(monkeypatch):

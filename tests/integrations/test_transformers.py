@@ -18,6 +18,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    BartConfig,
+    BartForCausalLM,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
@@ -200,6 +202,32 @@ def test_the_body_comes_back_under_a_new_head(tmp_path):
     assert logits(model).shape == (3, 5)
 
 
+def test_a_body_expanded_in_place_comes_back_in_its_model(tmp_path):
+    model = seeded()
+    fissile.expand(model.bert, 2, inplace=True)
+    assert model.config.intermediate_size == 48
+    model.save_pretrained(tmp_path)
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(logits(back), logits(model))
+    assert expanded_layers(back) == expanded_layers(model) != {}
+
+
+def test_the_configs_of_both_stacks_learn_the_width():
+    wide = fissile.expand(seeded(t5), 2)
+    stacks = (wide, wide.encoder, wide.decoder)
+    assert [stack.config.d_ff for stack in stacks] == [48] * 3
+
+
+def test_only_the_width_that_changed_is_noted():
+    config = BartConfig(
+        vocab_size=WORDS, d_model=16, decoder_layers=1, encoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=16,
+    )  # fmt: skip
+    wide = fissile.expand(BartForCausalLM(config), 2)
+    assert (wide.config.decoder_ffn_dim, wide.config.encoder_ffn_dim) == (48, 24)
+
+
 def test_written_out_it_needs_no_fissile(wide, folder, tmp_path, monkeypatch):
     plain = fissile.to_dense(wide)
     plain.save_pretrained(tmp_path / "plain")
@@ -236,6 +264,12 @@ def first_layer(entry, **changes):
     return entry
 
 
+def half(entry):
+    """Take one layer of a pair out."""
+    entry["recipe"]["layers"].popitem()
+    return entry
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -244,6 +278,10 @@ def first_layer(entry, **changes):
         lambda entry: entry | {"recipe": {"layers": "all"}},
         lambda entry: entry | {"recipe": {"layers": {"no.such.layer": {"kind": "masked"}}}},
         lambda entry: entry | {"recipe": entry["recipe"] | {"layers": {"": {"kind": "masked"}}}},
+        lambda entry: entry | {"recipe": entry["recipe"] | {"norms": [1]}},
+        lambda entry: entry | {"recipe": entry["recipe"] | {"pairs": "all"}},
+        lambda entry: entry | {"recipe": entry["recipe"] | {"pairs": []}},
+        lambda entry: half(entry),
         lambda entry: first_layer(entry, kind="pickled"),
         lambda entry: first_layer(entry, kind=["masked"]),
         lambda entry: first_layer(entry, inputs=10**15),

@@ -10,6 +10,21 @@ from wired import Net, Unreadable, filters, halved, pair, places, why
 from fissile import MLP, expand
 from fissile.surgery import discover
 
+
+@torch.no_grad()
+def frozen_call(layer, x):
+    return layer(x)
+
+
+def frozen(m, x):
+    return m.fc2(frozen_call(m.fc1, x).relu())
+
+
+def two_names():
+    norm = nn.LayerNorm(6, elementwise_affine=False)
+    return pair(lambda m, x: m.fc2(m.norm(m.fc1(x)).relu()), norm=norm, again=norm)
+
+
 # Every reason to refuse: a model, the refused layer, a part of the reason.
 REFUSED = {
     "returned": (MLP([4, 3, 2]), "layers.2", "what the model returns"),
@@ -79,6 +94,14 @@ REFUSED = {
         pair(lambda m, x: (h := m.fc1(x).relu(), setattr(m, "last", h), m.fc2(h))[2]),
         "fc1", "kept in an attribute",
     ),
+    "kept in a dictionary": (
+        pair(lambda m, x: (h := m.fc1(x).relu(), setattr(m, "last", {"a": [h]}), m.fc2(h))[2]),
+        "fc1", "kept in an attribute",
+    ),
+    "without gradients": (pair(frozen), "fc1", "under torch.no_grad()"),
+    "read without gradients": (
+        pair(lambda m, x: frozen_call(m.fc2, m.fc1(x).relu())), "fc1", "under torch.no_grad()",
+    ),
     "no activation": (
         nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Dropout(), nn.Linear(6, 3)),
         "0", "nothing but linear layers",
@@ -105,6 +128,14 @@ REFUSED = {
         ),
         "fc1", "'norm' is called 2 times",
     ),
+    "norm without parameters shared": (
+        Net(
+            lambda m, x: m.c2(m.norm(m.c1(m.norm(x))).relu()),
+            c1=nn.Conv2d(8, 8, 1), c2=nn.Conv2d(8, 8, 1), norm=nn.BatchNorm2d(8, affine=False),
+        ),
+        "c1", "'norm' is called 2 times",
+    ),
+    "norm of two names": (two_names(), "fc1", "norm and again are one module"),
     "weight read": (
         pair(lambda m, x: m.fc2(m.fc1(x).relu()) + m.fc1.weight.norm()),
         "fc1", "fc1.weight is read directly",
@@ -235,7 +266,52 @@ def whole_numbers():
     return model
 
 
+def complex_numbers():
+    model = MLP([4, 6, 3])
+    model.layers[0].weight = nn.Parameter(torch.ones(6, 4, dtype=torch.complex64))
+    return model
+
+
+def changed(change):
+    model = MLP([4, 6, 3])
+    change(model.layers[0])
+    return model
+
+
+def hook_weight(layer):
+    layer.weight.register_hook(lambda grad: grad)
+
+
+def hook_norm():
+    model = MLP([4, 6, 3], layer_norm=True)
+    model.layers[1].weight.register_post_accumulate_grad_hook(lambda p: None)
+    return model
+
+
 UNFIT = {
+    "complex": (complex_numbers, "layers.0", "complex numbers"),
+    "parameter besides": (
+        lambda: changed(lambda m: m.register_parameter("gain", nn.Parameter(torch.ones(1)))),
+        "layers.0",
+        "it has 'gain' besides weight and bias",
+    ),
+    "buffer besides": (
+        lambda: changed(lambda m: m.register_buffer("seen", torch.ones(1))),
+        "layers.0",
+        "'seen'",
+    ),
+    "object besides": (
+        lambda: changed(lambda m: setattr(m, "gain", [2.0])),
+        "layers.0",
+        "'gain' besides weight",
+    ),
+    "width besides": (
+        lambda: changed(lambda m: setattr(m, "width", m.out_features)),
+        "layers.0",
+        "'width' besides weight",
+    ),
+    "weight hooked": (lambda: changed(hook_weight), "layers.0", "it has hooks"),
+    "norm's weight hooked": (hook_norm, "layers.0", "'layers.1' has hooks"),
     "expanded": (expanded, "layers.0", "expanded already"),
     "tied": (tied, "0", "0.weight and 3.weight are one tied parameter"),
     "pruned": (pruned, "layers.0", "computed, not a parameter"),
@@ -265,6 +341,30 @@ def test_layers_that_cannot_take_part(case):
     model = make()
     assert reason in why(model, name)
     assert not discover(model).places
+
+
+def test_a_transformer_whose_dropout_is_something_else():
+    layer = nn.TransformerEncoderLayer(8, 2, 12)
+    layer.dropout = nn.Softmax(-1)
+    assert "'dropout' is no dropout" in why(layer, "linear1")
+    layer = nn.TransformerEncoderLayer(8, 2, 12)
+    layer.linear2 = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 8))
+    assert "do not fit together" in why(layer, "linear1")
+
+
+def test_gradients_left_out_in_evaluation_do_no_harm():
+    def run(m, x):
+        with torch.set_grad_enabled(m.training):
+            return m.fc2(m.fc1(x).relu())
+
+    with torch.no_grad():
+        assert places(pair(run)) == [("mlp", ("fc1",), "fc2")]
+
+
+def test_a_norm_over_sequences_is_found_out_by_trying():
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    assert len(places(model, torch.randn(5, 4))) == 1
+    assert "changes what" in why(model, "0", torch.randn(5, 6, 4))
 
 
 def test_a_subclass_that_changes_nothing_is_fine():

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 import fissile
 from fissile import MLP, FissileError, Rewire, expand, nonzeros, summary, to_dense, to_masked
+from fissile.assemble import Replacement, assemble
 from fissile.draw import drawer, seeded
 from fissile.layers import MaskedConv2d, MaskedLinear, PartitionedConv2d, PartitionedLinear
 from fissile.pattern import Form, split_pair
@@ -310,6 +312,98 @@ def test_in_place_changes_nothing_before_everything_is_checked():
     assert all(p is q for p, q in zip(adam.param_groups[0]["params"], held, strict=True))
 
 
+@EVERY
+def test_gradients_come_along_in_place(sort):
+    dense, adam = trained(sort)
+    dense(sort.inputs()).square().mean().backward()
+    grads = {name: p.grad.clone() for name, p in dense.named_parameters()}
+    twin = copy.deepcopy(dense)
+    for name, parameter in twin.named_parameters():
+        parameter.data.copy_(grads[name])
+    wide = expand(dense, 2, optimizer=adam, inplace=True)
+    # A gradient goes where a weight of the same place would: the owners are the dense model's.
+    for name, parameter in wide.named_parameters():
+        assert parameter.grad.shape == parameter.shape
+        layer, _, key = name.rpartition(".")
+        if key == "bias" or layer == "norm":
+            copies = 1 if layer == sort.second else 2
+            assert torch.equal(parameter.grad, grads[name].repeat_interleave(copies))
+            continue
+        old = twin.get_submodule(layer).weight
+        old = old.T if type(twin.get_submodule(layer)).__name__ == "Conv1D" else old
+        mine = copy.deepcopy(wide.get_submodule(layer))
+        mine.weight.data = parameter.grad
+        wider = old.repeat_interleave(2, 1 if layer == sort.second else 0)
+        assert torch.equal(mine.dense_weight(), torch.where(mine.pattern(), wider, 0))
+    assert all(p.grad is None for p in expand(sort.make(), 2).parameters())
+
+
+@pytest.mark.parametrize("how", ["the layer", "the optimizer"])
+def test_what_cannot_be_carried_leaves_everything_as_it_was(how):
+    dense, adam = trained(SORTS["mlp"])
+    held, state = list(adam.param_groups[0]["params"]), copy.deepcopy(adam.state_dict())
+
+    def fail(tensor):
+        raise FissileError("cannot be carried")
+
+    new = nn.Linear(8, 12)
+    if how == "the layer":
+        dense.one.register_parameter("gain", nn.Parameter(torch.ones(6)))
+    carry = {"weight": fail} if how == "the optimizer" else {}
+    layer, before = dense.one, repr(dense)
+    with pytest.raises(FissileError, match=r"'one.gain' has no place|cannot be carried"):
+        assemble(dense, [Replacement("one", new, carry)], adam, inplace=True)
+    assert repr(dense) == before
+    assert dense.one is layer
+    assert all(p is q for p, q in zip(adam.param_groups[0]["params"], held, strict=True))
+    for key, moments in adam.state_dict()["state"].items():
+        assert all(torch.equal(moments[k], v) for k, v in state["state"][key].items())
+
+
+@pytest.mark.parametrize(
+    "how", [{"padding": "same", "dilation": 2}, {"padding": (2, 1), "stride": (2, 1)}], ids=str
+)
+def test_filters_say_how_they_move(how):
+    dense = Filters(**how)
+    wide = expand(dense, 2)
+    for key in ("stride", "padding", "dilation", "groups", "padding_mode", "kernel_size"):
+        for old, new in zip((dense.one, dense.two), (wide.one, wide.two), strict=True):
+            assert getattr(new, key) == getattr(old, key)
+
+
+def test_turned_layers_say_their_sizes_as_before():
+    wide = expand(SORTS["turned"].make(), 2)
+    assert (wide.one.nx, wide.one.nf, wide.two.nx, wide.two.nf) == (8, 12, 12, 5)
+    assert not hasattr(expand(Plain(), 2).one, "nf"), "a linear layer has no such name"
+
+
+HOOKS = [
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_hook",
+]
+
+
+@pytest.mark.parametrize("register", HOOKS)
+@pytest.mark.parametrize("convert", [to_dense, to_masked])
+def test_hooks_are_not_lost_without_a_word(register, convert):
+    wide = expand(Plain(), 2)
+    part = wide.one.weight if register == "register_hook" else wide.one
+    handle = getattr(part, register)(lambda *_: None)
+    with pytest.raises(FissileError, match="'one' has hooks"):
+        convert(wide)
+    handle.remove()
+    convert(wide)
+
+
+def test_hooks_on_what_stays_stay():
+    wide, calls = expand(Plain(), 2), []
+    wide.two.register_forward_hook(lambda *_: calls.append("two"))
+    to_masked(wide)(torch.randn(2, 8))
+    assert calls == ["two"]
+
+
 def test_wrapped_models_are_refused():
     compiled = torch.compile(MLP([6, 4, 2]), backend="eager")
     with pytest.raises(FissileError, match=r"wrapped in OptimizedModule.*expand before wrapping"):
@@ -347,9 +441,8 @@ def test_a_norm_that_serves_others_too_is_refused():
                 x = part.two(self.norm(part.one(x)).relu())
             return x
 
-    assert expand(Shared(), 2)(torch.randn(3, 6)).shape == (3, 6)
-    with pytest.raises(FissileError, match=r"'norm' also serves the neurons of 'two.one'"):
-        expand(Shared(), 2, where="one")
+    with pytest.raises(FissileError, match=r"'norm' is called 2 times"):
+        expand(Shared(), 2)
 
 
 FORMS = [Form(2), Form(1, 3, 2), Form(2, 3, 1)]
@@ -475,6 +568,7 @@ def test_the_config_learns_the_new_width_if_that_describes_the_model():
     dense = Described(Config())
     wide = expand(dense, 3)
     assert (wide.config.d_ff, dense.config.d_ff) == (15, 5)
+    assert wide.config.hidden_dim == 5, "a width that describes something else was changed"
     rebuilt = Described(wide.config)
     rebuilt.load_state_dict(to_dense(wide).state_dict())
     assert expand(dense, 3, where="blocks.0").config.d_ff == 5, "half the blocks are narrow"
@@ -492,8 +586,65 @@ def test_a_config_that_cannot_build_the_model_is_left_alone():
     assert expand(Stubborn(Config()), 2).config.d_ff == 5
 
 
+def test_copies_of_the_config_in_parts_of_the_model_learn_the_width_too():
+    class Outer(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.config = config
+            self.inner, self.dense = Described(copy.copy(config)), nn.Linear(6, 6)
+            self.dense.config = copy.copy(config)
+
+        def forward(self, x):
+            return self.dense(self.inner(x))
+
+    wide = expand(Outer(Config()), 3)
+    assert (wide.config.d_ff, wide.inner.config.d_ff) == (15, 15)
+    assert wide.dense.config.d_ff == 5, "nothing is expanded there"
+
+
+def test_a_config_shared_with_the_model_around_changes_for_both():
+    outer = nn.ModuleDict({"inner": Described(Config())})
+    outer.config = outer["inner"].config
+    expand(outer["inner"], 2, inplace=True)
+    assert outer.config is outer["inner"].config
+    assert outer.config.d_ff == 10
+
+
+def test_a_config_that_will_not_change_stays():
+    @dataclass(frozen=True)
+    class Frozen:
+        d_ff: int = 5
+
+        def __deepcopy__(self, memo):
+            return Config()
+
+    dense = Described(Frozen())
+    expand(dense, 2, inplace=True)
+    assert (dense.config.d_ff, dense.blocks[0].one.out_features) == (5, 10)
+
+
 def test_masked_second_layers_of_every_kind():
     kinds = {name: type(expand(s.make(), 2).get_submodule(s.second)) for name, s in SORTS.items()}
     assert kinds.pop("conv") is MaskedConv2d
     assert set(kinds.values()) == {MaskedLinear}
     assert to_dense(expand(SORTS["turned"].make(), 2)).one.nf == 12
+
+
+def test_what_was_noted_on_a_layer_comes_along():
+    class Noted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.up.gain, self.down.SCALE_INIT = 2.0, 1
+
+        def forward(self, x):
+            return self.down(torch.relu(self.up(x) * self.up.gain))
+
+    model, x = Noted(), torch.randn(5, 6)
+    wide = expand(model, 2)
+    assert (wide.up.gain, wide.down.SCALE_INIT) == (2.0, 1)
+    assert not hasattr(wide.down, "gain")
+    plain = to_dense(to_masked(wide))
+    assert plain.up.gain == 2.0
+    assert not hasattr(plain.up, "alpha")
+    torch.testing.assert_close(plain(x), wide(x))

@@ -148,6 +148,13 @@ HOSTILE = {
         {"embedding": {"kind": "partitioned", "alpha": 3000}}
     ),
     "no layers": lambda t, r: r.pop("layers"),
+    "half a pair": lambda t, r: r["layers"].pop("layers.0"),
+    "a pair of others": lambda t, r: r["pairs"][0].update(firsts=["layers.1"]),
+    "pairs no list": lambda t, r: r.update(pairs=3),
+    "frozen a word": lambda t, r: r.update(frozen="layers.0.weight"),
+    "frozen a number": lambda t, r: r.update(frozen=[1]),
+    "frozen what is not there": lambda t, r: r.update(frozen=["layers.7.weight"]),
+    "frozen a buffer": lambda t, r: r.update(frozen=["layers.0.owner"]),
     "layers no table": lambda t, r: r.update(layers=["layers.0"]),
     "layer no table": lambda t, r: r["layers"].update({"layers.0": 3}),
     "other version": lambda t, r: r.update(version=2),
@@ -199,15 +206,26 @@ def test_every_activation_round_trips(name, tmp_path):
 
 def test_an_edited_network_needs_its_model(tmp_path):
     for edit in (
-        lambda m: m.layers.__setitem__(5, nn.Tanh()),
+        lambda m: m.layers.__setitem__(6, nn.Tanh()),
         lambda m: setattr(m.layers[1], "eps", 0.5),
+        lambda m: setattr(m.layers[3], "p", 0.5),
     ):
-        model = MLP([6, 4, 4, 2], layer_norm=True)
+        model = MLP([6, 4, 4, 2], layer_norm=True, dropout=0.1)
         edit(model)
         save(model, tmp_path / "m")
         with pytest.raises(FileError, match=r"give load\(\) the model"):
             load(tmp_path / "m")
         assert same(load(tmp_path / "m", model), model)
+
+
+def test_what_did_not_learn_does_not_learn(tmp_path):
+    wide = expand(MLP([6, 4, 2]), 2)
+    wide.layers[0].requires_grad_(False)
+    save(wide, tmp_path / "m")
+    frozen = {name for name, p in load(tmp_path / "m").named_parameters() if not p.requires_grad}
+    assert frozen == {"layers.0.weight", "layers.0.bias"}
+    given = load(tmp_path / "m", MLP([6, 4, 2]))
+    assert all(p.requires_grad for p in given.parameters()), "a given model says what learns"
 
 
 def test_sizes_may_be_numpy_numbers(tmp_path):
@@ -268,7 +286,7 @@ def test_a_file_of_the_first_release_is_read(saved):
     wide = load(saved)
 
     def early(tensors, recipe):
-        del recipe["norms"]
+        del recipe["norms"], recipe["pairs"], recipe["frozen"]
         for entry in recipe["layers"].values():
             del entry["inputs"], entry["outputs"]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from kinds import SORTS, Deep, Filters, Plain
 from torch import nn
+from torch.nn import functional
 
 from fissile import MLP, FileError, dropconnect, expand, load, nonzeros, save, to_dense, to_masked
 from fissile.recipe import rebuild, recipe_of
@@ -110,6 +111,96 @@ def test_the_config_becomes_the_wide_ones():
     assert built_wide.config.d_ff == 10
 
 
+class Halved(nn.Module):
+    """What widens between the layers is half as wide as the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 16), nn.Linear(8, 3)
+        self.norm, self.slope = nn.LayerNorm(8), nn.PReLU(8)
+
+    def forward(self, x):
+        return self.down(self.slope(self.norm(functional.glu(self.up(x)))))
+
+
+@pytest.mark.parametrize("paired", [True, False], ids=["pairs", "first release"])
+@pytest.mark.parametrize("convert", [lambda m: m, to_masked], ids=["as it is", "masked"])
+def test_norms_after_the_halves_were_joined(paired, convert, tmp_path):
+    torch.manual_seed(0)
+    wide = convert(expand(Halved(), 2))
+    if not paired:
+        wide.down.pair = None
+    assert recipe_of(wide)["norms"] == {"norm": 16, "slope": 16}
+    save(wide, tmp_path / "wide")
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(load(tmp_path / "wide", Halved())(x), wide(x))
+
+
+def renamed_pairs(model):
+    return [(pair["firsts"], pair["between"], pair["second"]) for pair in recipe_of(model)["pairs"]]
+
+
+def test_pairs_are_known_wherever_the_layers_go():
+    wide = to_masked(expand(Deep(), 2))
+    blocks = [
+        ([f"blocks.{i}.mlp.gate", f"blocks.{i}.mlp.up"], [], f"blocks.{i}.mlp.down")
+        for i in range(3)
+    ]
+    head = [([f"head.layers.{i}"], [], f"head.layers.{i + 2}") for i in (0, 4)]
+    assert renamed_pairs(wide) == blocks + head
+    around = nn.ModuleDict({"first": copy.deepcopy(wide.head), "second": wide.head})
+    assert renamed_pairs(around) == [
+        ([f"{name}.layers.{i}"], [], f"{name}.layers.{i + 2}")
+        for name in ("first", "second")
+        for i in (0, 4)
+    ]
+    assert renamed_pairs(expand(Plain(), 2)) == [(["one"], ["norm"], "two")]
+    assert renamed_pairs(filled(Plain(), expand(Plain(), 2))) == [(["one"], ["norm"], "two")]
+    assert "pairs" not in recipe_of(wide.head.layers[2:]), "half a pair was called one"
+    other = nn.Sequential(wide.head.layers[1], wide.head.layers[2])
+    assert "pairs" not in recipe_of(other)
+
+
+def test_a_recipe_of_the_first_release_has_no_pairs():
+    wide = expand(Plain(), 2)
+    recipe = recipe_of(wide)
+    del recipe["pairs"]
+    model = Plain()
+    rebuild(model, recipe)
+    model.load_state_dict(wide.state_dict())
+    assert shapes(model) == shapes(wide)
+    assert recipe_of(model) == recipe
+
+
+class Noted(Plain):
+    """A model that transformers would save, with a config of some sort."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def save_pretrained(self, folder): ...
+
+
+class Closed:
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"d_ff": 6}, nn.Identity(), Closed(), (6, 5)],
+    ids=["dictionary", "module", "closed", "tuple"],
+)
+def test_a_config_that_takes_no_notes_stays_as_it_is(config):
+    before = repr(config)
+    dense = Noted(config)
+    wide = expand(dense, 2)
+    expand(dense, 2, inplace=True)
+    assert shapes(dense) == shapes(wide)
+    assert type(to_dense(dense).one) is nn.Linear
+    assert repr(dense.config) == before
+
+
 HUGE = 10**13
 HOSTILE = {
     "no table": lambda r: r.update(layers=[]),
@@ -153,17 +244,55 @@ HOSTILE = {
     "another sort": lambda r: r["layers"]["one"].update(kind="partitioned-conv"),
     "turned": lambda r: r["layers"]["one"].update(transposed=True),
 }
+WITHOUT_PAIRS = list(HOSTILE)
+HOSTILE |= {
+    "pairs no list": lambda r: r.update(pairs={}),
+    "a pair no table": lambda r: r.update(pairs=["one"]),
+    "a pair of other things": lambda r: r["pairs"][0].update(third="one"),
+    "a pair of numbers": lambda r: r["pairs"][0].update(second=2),
+    "firsts one word": lambda r: r["pairs"][0].update(firsts="one"),
+    "no firsts": lambda r: r["pairs"][0].update(firsts=[]),
+    "a pair with itself": lambda r: r["pairs"][0].update(firsts=["two"]),
+    "twice the same first": lambda r: r["pairs"][0].update(firsts=["one", "one"]),
+    "a pair turned round": lambda r: r["pairs"][0].update(firsts=["two"], second="one"),
+    "a pair that is not there": lambda r: r["pairs"][0].update(second="three"),
+    "the same pair twice": lambda r: r["pairs"].append(r["pairs"][0]),
+    "no pairs": lambda r: r["pairs"].clear(),
+    "half a pair": lambda r: r["layers"].pop("one"),
+    "the other half": lambda r: r["layers"].pop("two"),
+    "half a pair in no pair": lambda r: (r["layers"].pop("one"), r["pairs"].clear()),
+    "a first that does not grow": lambda r: r["layers"]["one"].update(outputs=6, alpha=1),
+    "a norm that does not grow": lambda r: r["norms"].update(norm=6),
+    "a norm that is not noted": lambda r: r["norms"].clear(),
+    "a norm that is no norm": lambda r: r["pairs"][0].update(between=["one"]),
+    "a norm of no pair": lambda r: r["pairs"][0].update(between=[]),
+}
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_recipe_is_refused_and_changes_nothing(name):
+@pytest.mark.parametrize(
+    ("name", "paired"), [(n, True) for n in HOSTILE] + [(n, False) for n in WITHOUT_PAIRS]
+)
+def test_a_hostile_recipe_is_refused_and_changes_nothing(name, paired):
     recipe = json.loads(json.dumps(recipe_of(expand(Plain(), 2))))
     HOSTILE[name](recipe)
+    if not paired:
+        del recipe["pairs"]
     model = Plain()
     before = repr(model)
     with pytest.raises(FileError):
         rebuild(model, recipe)
     assert repr(model) == before
+
+
+@pytest.mark.parametrize("missing", ["head.layers.0", "head.layers.2", "blocks.0.mlp.up"])
+def test_half_a_pair_is_refused_beside_whole_ones(missing):
+    recipe = recipe_of(expand(Deep(), 2))
+    del recipe["layers"][missing]
+    with pytest.raises(FileError, match=f"pairs '{missing}', which it does not expand"):
+        rebuild(Deep(), recipe)
+    recipe["pairs"] = [p for p in recipe["pairs"] if missing not in (*p["firsts"], p["second"])]
+    with pytest.raises(FileError, match="belongs to 0 pairs"):
+        rebuild(Deep(), recipe)
 
 
 def test_recipes_of_other_models_are_refused():

@@ -9,12 +9,13 @@ no operator for a weight and its owner, and masks would have to be folded into t
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ _SINGLE_FILE = 2**30  # bytes of weights; a protobuf message cannot be larger th
 def to_onnx(
     model: nn.Module,
     path: str | os.PathLike[str],
-    example_inputs: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor],
+    example_inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
     *,
     dynamic_batch: bool = True,
     check: bool = True,
@@ -46,19 +47,22 @@ def to_onnx(
     Args:
         model: expanded or not; it is exported in evaluation mode and left untouched.
         path: the file. Weights of more than a GiB go into a second file beside it.
-        example_inputs: what ``forward`` takes: a tensor, several, or keyword arguments.
-        dynamic_batch: let the first dimension of every input have any size.
+        example_inputs: what ``forward`` takes: a tensor, several, or keyword arguments. The file's
+            inputs come in the same order; one that is also returned is renamed by torch.
+        dynamic_batch: let the first dimension of every input, which must be the same, have any
+            size.
         check: run the file in onnxruntime, on the example and on twice as many rows if the batch
             is free, and raise an error instead of leaving a file that differs from PyTorch.
     """
     for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
         needs(package, "onnx")
     args, kwargs = _arguments(example_inputs)
+    if dynamic_batch:
+        _check_batch([*args, *kwargs.values()])
     _check_dtypes(model)
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise FileError(f"{target.parent} is no folder; make it before exporting to {path}")
+    target = _target(path)
     plain = to_dense(model).eval()
+    _try(plain, args, kwargs)
     # torch.export takes a batch of one for a constant.
     rows = _repeated(args, kwargs) if dynamic_batch and _rows(args, kwargs) == 1 else (args, kwargs)
     program = _exported(plain, *rows, dynamic_batch)
@@ -75,17 +79,44 @@ def to_onnx(
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    args = (inputs,) if isinstance(inputs, Tensor) else inputs if isinstance(inputs, tuple) else ()
+    args = (inputs,) if isinstance(inputs, Tensor) else ()
+    args = tuple(inputs) if isinstance(inputs, tuple | list) else args
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     tensors = [*args, *kwargs.values()]
-    if not tensors or not all(isinstance(one, Tensor) and one.ndim for one in tensors):
+    if not tensors or not all(isinstance(one, Tensor) for one in tensors):
         raise FissileError(
-            "example_inputs must be a tensor, a tuple of tensors or a dictionary of them, each "
-            "with the batch as its first dimension"
+            "example_inputs must be a tensor, a tuple or list of tensors, or a dictionary of them"
         )
-    if len({len(one) for one in tensors}) > 1 or not len(tensors[0]):
-        raise FissileError("the example inputs must have equally many rows, and at least one")
     return args, kwargs
+
+
+def _check_batch(tensors: Sequence[Tensor]) -> None:
+    """Refuse inputs that cannot have one batch as their first dimension."""
+    rows = {len(one) if one.ndim else 0 for one in tensors}
+    if len(rows) > 1 or 0 in rows:
+        raise FissileError(
+            "for a free batch all example inputs must have equally many rows, and at least one; "
+            "else give dynamic_batch=False"
+        )
+
+
+def _target(path: str | os.PathLike[str]) -> Path:
+    target = Path(path)
+    if target.is_dir():
+        raise FileError(f"{path} is a folder; name the file to write")
+    if not target.parent.is_dir():
+        raise FileError(f"{target.parent} is no folder; make it before exporting to {path}")
+    return target
+
+
+def _try(plain: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+    """Call the model once: what it says of inputs is shorter than what the exporter says."""
+    try:
+        with torch.no_grad():
+            plain(*args, **kwargs)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise FissileError(f"the model does not take these example_inputs: {reason}") from error
 
 
 def _check_dtypes(model: nn.Module) -> None:
@@ -145,12 +176,12 @@ def _innermost(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter from remarking on itself; nothing in it is for its user to change."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    """Keep torch from remarking on itself: what its user needs to know is in the error."""
+    logger = logging.getLogger("torch")
     before = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
             yield
     finally:
@@ -164,10 +195,10 @@ def _compare(
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [node.name for node in session.get_inputs()]
-    tensors = [kwargs[name] for name in names] if kwargs else list(args)
+    tensors = [*args, *kwargs.values()]  # in the order of the file's inputs, whatever their names
     feed = {
-        name: tensor.detach().cpu().numpy() for name, tensor in zip(names, tensors, strict=True)
+        node.name: tensor.detach().cpu().numpy()
+        for node, tensor in zip(session.get_inputs(), tensors, strict=True)
     }
     with torch.no_grad():
         answer = copy.deepcopy(model).eval()(*args, **kwargs)
@@ -179,22 +210,25 @@ def _compare(
             "nothing was written: let the model return plain tensors"
         )
     for ours, theirs in zip(expected, found, strict=True):
-        _same(ours.cpu(), theirs, _rows(args, kwargs))
+        if trouble := _difference(ours.cpu(), theirs):
+            shapes = ", ".join(str(tuple(one.shape)) for one in tensors)
+            raise FissileError(f"for inputs of shape {shapes} {trouble}; nothing was written")
 
 
-def _same(ours: Tensor, theirs: Tensor, rows: int) -> None:
-    """Refuse answers further apart than single precision explains."""
+def _difference(ours: Tensor, theirs: Tensor) -> str | None:
+    """Say how two answers differ, if by more than single precision explains."""
     if ours.shape != theirs.shape:
-        raise FissileError(
-            f"for {rows} rows the ONNX file answers with shape {tuple(theirs.shape)} and PyTorch "
-            f"with {tuple(ours.shape)}; nothing was written"
+        return (
+            f"the ONNX file answers with shape {tuple(theirs.shape)} and PyTorch with "
+            f"{tuple(ours.shape)}"
         )
-    if not ours.numel():
-        return
-    scale = float(ours.abs().max())
-    if not torch.allclose(ours.float(), theirs.float(), rtol=1e-3, atol=1e-4 * scale):
-        apart = float((ours.float() - theirs.float()).abs().max())
-        raise FissileError(
-            f"for {rows} rows the ONNX file's answers differ from PyTorch's by up to {apart:.2g}; "
-            "nothing was written"
-        )
+    if not ours.is_floating_point():
+        same = torch.equal(ours, theirs.to(ours.dtype))
+        return None if same else f"the ONNX file's {ours.dtype} answers differ from PyTorch's"
+    ours, theirs = ours.double(), theirs.double()
+    scale = float(ours[ours.isfinite()].abs().max()) if ours.isfinite().any() else 0.0
+    close = torch.isclose(ours, theirs, rtol=1e-3, atol=1e-4 * scale, equal_nan=True)
+    if close.all():
+        return None
+    apart = float((ours - theirs)[~close].abs().max())  # NaN where one of them is
+    return f"the ONNX file's answers differ from PyTorch's by up to {apart:.2g}"

@@ -19,7 +19,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from fissile.errors import FileError
 from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
-from fissile.recipe import METHOD, note, rebuild
+from fissile.recipe import METHOD, note, rebuild, renamed
 
 __all__ = ["ExpandedConfig", "ExpandedLoader"]
 
@@ -106,11 +106,7 @@ def _recipe_for(model: PreTrainedModel, recipe: Any) -> Any:
         forms = (name, name.removeprefix(prefix), prefix + name)
         return next((form for form in forms if form in names), None)
 
-    found = {
-        key: {own(name): entry for name, entry in table.items() if own(name)}
-        for key, table in recipe.items()
-        if isinstance(table, dict)
-    }
+    found = renamed(recipe, own)
     if not found["layers"]:
         raise FileError("the recipe expands no layer that the model has")
     return found

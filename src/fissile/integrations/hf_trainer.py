@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from fissile.budget import Budget, check_budget
 from fissile.choose import Where
 from fissile.errors import FissileError, whole
 from fissile.expand import expand
+from fissile.integrations.ahead import check_places
 from fissile.integrations.loggers import describe
 from fissile.layers import SparseLayer
 from fissile.optim import check_optimizer
 from fissile.split import Split, resolve_split
+from fissile.surgery.facts import is_layer
 
 __all__ = ["ExpandAt"]
+
+_LOGGED = ("nonzeros", "neurons", "dead")
+#: What only expanded layers have in a file.
+_STRUCTURE = ("owner", "mask", "degree")
 
 
 class ExpandAt(TrainerCallback):
@@ -27,8 +36,14 @@ class ExpandAt(TrainerCallback):
     >>> trainer.train()
 
     Optimizer and schedule continue. ``state.log_history`` records ``fissile/nonzeros`` and
-    ``fissile/neurons``. A checkpoint from before the split resumes as usual; for one from after it
-    load the model first, and give the Trainer the same callback, which will not expand it again:
+    ``fissile/neurons``. The callbacks that come after this one hear of them with the next log; the
+    Trainer puts those of ``report_to`` before it. For TensorBoard, and W&B alike:
+
+    >>> args = TrainingArguments("out", report_to="none")
+    >>> Trainer(bert, args, callbacks=[ExpandAt(2, epoch=3), TensorBoardCallback()])
+
+    A checkpoint from before the split resumes as usual; for one from after it load the model first,
+    and give the Trainer the same callback, which will not expand it again:
 
     >>> wide = AutoModelForSequenceClassification.from_pretrained("out/checkpoint-500")
     >>> Trainer(wide, args, train_dataset=data, callbacks=[ExpandAt(2, epoch=3)]).train(
@@ -39,7 +54,8 @@ class ExpandAt(TrainerCallback):
 
     Args:
         alpha: children per neuron.
-        epoch: before which epoch to split, counted from 0, so also: after how many.
+        epoch: before which epoch to split, counted from 0, so also: after how many. Data without a
+            length has no epochs to count; give ``step``.
         step: before which optimizer step to split, counted the same way.
         split: as in :func:`fissile.expand`, and so are ``where``, ``seed`` and ``budget``.
     """
@@ -64,11 +80,22 @@ class ExpandAt(TrainerCallback):
         self.seed, self.budget = whole("seed", seed, least=0), check_budget(budget)
         self._done = False
         self._news: dict[str, float] = {}
+        self._watch: RemovableHandle | None = None
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Wait for a checkpoint: the Trainer loads one before it says that training begins."""
+        self._watch = given["model"].register_load_state_dict_pre_hook(_check_checkpoint)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Refuse what could only fail later; see whether the split is behind us already."""
+        if self._watch is not None:
+            self._watch.remove()
+        if self.epoch is not None:
+            _check_counted(given["train_dataloader"])
         past, expanded = self._is_past(state), _is_expanded(given["model"])
         if expanded and not past:
             raise FissileError(
@@ -83,6 +110,7 @@ class ExpandAt(TrainerCallback):
         if not past:
             _check_alone(args)
             self._check_end(state)
+            check_places(given["model"], self.alpha, self.where)
             _check_carried(given["optimizer"], given["model"])
         self._done = past
 
@@ -156,6 +184,34 @@ def _check_alone(args: TrainingArguments) -> None:
         )
 
 
+def _check_counted(loader: DataLoader[Any]) -> None:
+    """Refuse data without a length, of which the Trainer takes the whole run for one epoch."""
+    try:
+        len(loader)
+    except TypeError:
+        raise FissileError(
+            "the training data has no length, so the Trainer does not count epochs; give "
+            "ExpandAt(step=...) instead"
+        ) from None
+
+
+def _check_checkpoint(
+    model: nn.Module, state_dict: Mapping[str, Tensor], prefix: str, *_: Any
+) -> None:
+    """Say in a sentence what torch says of every tensor, when model and checkpoint do not fit."""
+    for name, layer in model.named_modules():
+        key = f"{prefix}{name}."
+        if isinstance(layer, SparseLayer):
+            fits = state_dict.get(f"{key}weight", layer.weight).shape == layer.weight.shape
+        else:
+            fits = not (is_layer(layer) and any(key + own in state_dict for own in _STRUCTURE))
+        if not fits:
+            raise FissileError(
+                "the checkpoint is from the other side of the split than the model; load the model "
+                "with from_pretrained from the checkpoint and make the Trainer with that"
+            )
+
+
 def _is_expanded(model: nn.Module) -> bool:
     return any(isinstance(module, SparseLayer) for module in model.modules())
 
@@ -171,4 +227,4 @@ def _check_carried(optimizer: Optimizer, model: nn.Module) -> None:
 
 def _numbers(model: nn.Module) -> dict[str, float]:
     found = describe(model)
-    return {f"fissile/{name}": found[name] for name in ("nonzeros", "neurons", "dead")}
+    return {f"fissile/{name}": found[name] for name in _LOGGED if name in found}

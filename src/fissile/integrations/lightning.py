@@ -11,31 +11,29 @@ strategy.
 
 from __future__ import annotations
 
-import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import SGD, Optimizer
 
 from fissile.budget import Budget, check_budget
-from fissile.choose import Where, choose
-from fissile.errors import FileError, FissileError, needs, whole
+from fissile.choose import Where
+from fissile.errors import FissileError, needs, whole
 from fissile.expand import expand
+from fissile.integrations.ahead import check_places
+from fissile.integrations.lightning_files import from_checkpoint, load, to_checkpoint
 from fissile.integrations.loggers import describe
 from fissile.integrations.parallel import check_same
 from fissile.layers import SparseLayer
 from fissile.optim import check_optimizer
-from fissile.pattern import check_alpha
-from fissile.recipe import rebuild, recipe_of
 from fissile.split import Split, resolve_split
-from fissile.surgery.discover import discover
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback as _Callback
@@ -56,8 +54,7 @@ else:
 
 __all__ = ["ExpandAt", "load"]
 
-_KEY = "fissile"
-_Module = TypeVar("_Module", bound=nn.Module)
+_AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
 
 
 class ExpandAt(_Callback):
@@ -67,7 +64,9 @@ class ExpandAt(_Callback):
 
     The optimizers go on with what they have learned, schedulers as well; what the expansion came
     to is logged as ``fissile/nonzeros``, ``fissile/neurons`` and so on. A checkpoint says how the
-    module was expanded, so that a run resumes from any of them with a fresh dense module.
+    module was expanded, so that a run resumes from any of them with a fresh dense module. A run
+    that cannot come to its expansion is refused, one that ended before it warns; callbacks that
+    average weights are refused, because the shapes change.
 
     Args:
         alpha: children per neuron.
@@ -116,22 +115,40 @@ class ExpandAt(_Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the module write its recipe into checkpoints, and rebuild itself from one."""
-        if stage == "fit":
-            _check_strategy(trainer.strategy)
         if not any(isinstance(layer, SparseLayer) for layer in pl_module.modules()):
             self.expanded = False  # a callback may serve a second run with a fresh module
+        if stage == "fit":
+            _check_strategy(trainer.strategy)
+            if not self.expanded:
+                _check_callbacks(trainer)
         # A callback hears of a checkpoint only after the weights were loaded, the module before.
         # The hooks stay, because a checkpoint may be asked for after the run.
-        pl_module.on_save_checkpoint = partial(_save, pl_module)  # type: ignore[method-assign]
-        pl_module.on_load_checkpoint = partial(_load, pl_module)  # type: ignore[method-assign]
+        pl_module.on_save_checkpoint = partial(to_checkpoint, pl_module)  # type: ignore[method-assign]
+        pl_module.on_load_checkpoint = partial(from_checkpoint, pl_module)  # type: ignore[method-assign]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse what cannot be expanded or carried now, not in the middle of the run."""
         if self.expanded:
             return
-        for place in choose(discover(pl_module), self.where):
-            check_alpha(self.alpha, place.inputs)
+        if self._is_past(trainer):
+            raise FissileError(
+                f"{self._when()} is over in this checkpoint, but the module is not expanded; "
+                "expand later, or resume from an earlier checkpoint"
+            )
+        if self._is_beyond(trainer) and not _is_short(trainer):
+            raise FissileError(
+                f"training ends before {self._when()} begins (max_epochs={trainer.max_epochs}, "
+                f"max_steps={trainer.max_steps}); expand earlier"
+            )
+        check_places(pl_module, self.alpha, self.where)
         _check_optimizers(trainer.optimizers, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so where a run was cut short of its expansion."""
+        if not self.expanded:
+            how = "under fast_dev_run " if _is_short(trainer) else ""
+            message = f"training ended {how}before {self._when()}, and nothing was expanded"
+            warnings.warn(message, stacklevel=2)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -140,6 +157,7 @@ class ExpandAt(_Callback):
         # Not at the start of the epoch: a run resumed between two epochs is not told of that.
         if self.expanded or not self._due(trainer):
             return
+        _without_redirection(pl_module)
         with _as_one(trainer.optimizers) as optimizer:
             expand(
                 pl_module,
@@ -162,57 +180,38 @@ class ExpandAt(_Callback):
             return trainer.current_epoch >= self.epoch
         return self.step is not None and trainer.global_step >= self.step
 
+    def _is_past(self, trainer: Trainer) -> bool:
+        """Tell whether a resumed run has left its moment behind."""
+        if self.step is not None:
+            return trainer.global_step > self.step
+        assert self.epoch is not None
+        batches = trainer.fit_loop.epoch_loop.batch_progress
+        inside = batches.current.ready > 0 and not batches.is_last_batch
+        return trainer.current_epoch + inside > self.epoch
 
-def load(cls: type[_Module], path: str | os.PathLike[str], **settings: Any) -> _Module:
-    """Load a module, expanded or not, from a checkpoint that was written with :class:`ExpandAt`.
+    def _is_beyond(self, trainer: Trainer) -> bool:
+        """Tell whether the run has no such epoch or step; -1 and None stand for no end."""
+        most = trainer.max_epochs if self.epoch is not None else trainer.max_steps
+        when = self.epoch if self.epoch is not None else self.step
+        assert when is not None
+        return most is not None and 0 <= most <= when
 
-    >>> module = load(Module, "last.ckpt")
-
-    Like ``Module.load_from_checkpoint``, which builds a dense module and finds that an expanded
-    checkpoint does not fit. Nothing but tensors and plain values is read from the file.
-
-    Args:
-        cls: the LightningModule.
-        path: the checkpoint.
-        settings: for ``load_from_checkpoint`` and for the module, besides its hyperparameters.
-    """
-
-    class Rebuilt(cls):  # type: ignore[misc, valid-type]
-        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            _rebuild(self, checkpoint)
-            super().on_load_checkpoint(checkpoint)
-
-    Rebuilt.__name__ = cls.__name__  # torch's errors name it
-    try:
-        module: Any = Rebuilt.load_from_checkpoint(path, **settings, weights_only=True)
-    except (EOFError, UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise FileError(f"{path}: not a checkpoint of tensors and plain values: {reason}") from None
-    module.__class__ = cls
-    return module  # type: ignore[no-any-return]
+    def _when(self) -> str:
+        return f"step {self.step}" if self.step is not None else f"epoch {self.epoch}"
 
 
-def _save(module: LightningModule, checkpoint: dict[str, Any]) -> None:
-    checkpoint[_KEY] = recipe_of(module)
-    type(module).on_save_checkpoint(module, checkpoint)
+def _is_short(trainer: Any) -> bool:
+    return bool(trainer.fast_dev_run)  # of which the class itself does not tell
 
 
-def _load(module: LightningModule, checkpoint: dict[str, Any]) -> None:
-    _rebuild(module, checkpoint)
-    type(module).on_load_checkpoint(module, checkpoint)
-
-
-def _rebuild(module: nn.Module, checkpoint: dict[str, Any]) -> None:
-    """Give a dense module the structure of the checkpoint, if that says what it is."""
-    if _KEY not in checkpoint:
-        return
-    recipe = checkpoint[_KEY]
-    rebuild(module, recipe)
-    if recipe_of(module)["layers"].keys() - recipe["layers"].keys():
-        raise FissileError(
-            "the checkpoint is from before the expansion, and the module is expanded already; "
-            "load it into a fresh dense module"
-        )
+def _check_callbacks(trainer: Any) -> None:
+    """Refuse callbacks that average the weights of before with those of after."""
+    for callback in trainer.callbacks:
+        if _AVERAGING.intersection(kind.__name__ for kind in type(callback).__mro__):
+            raise FissileError(
+                f"{type(callback).__name__} averages weights, which have other shapes after the "
+                "expansion; expand the module before the run, or average in a run after it"
+            )
 
 
 def _check_strategy(strategy: Any) -> None:
@@ -229,6 +228,12 @@ def _check_strategy(strategy: Any) -> None:
             'ExpandAt needs strategy="ddp": processes that were spawned or forked hand their '
             "weights back to the dense module they came from"
         )
+
+
+def _without_redirection(module: nn.Module) -> None:
+    """Take the module's own forward off it, which Lightning's DDP moves aside and leaves there."""
+    if getattr(vars(module).get("forward"), "__func__", None) is type(module).forward:
+        del module.forward
 
 
 def _wrap_again(strategy: Any, module: nn.Module) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from fissile.budget import nonzeros
 from fissile.errors import FissileError, needs
-from fissile.layers import Partitioned, SparseLayer
+from fissile.layers import SparseLayer
+from fissile.pairs import pairs_in
 from fissile.shapes import Bool
 
 __all__ = ["Logger", "MLflow", "Several", "TensorBoard", "WandB", "describe"]
@@ -98,8 +99,12 @@ class MLflow:
         self._mlflow.log_metrics(values, step=step, run_id=self._run.info.run_id)
 
     def close(self) -> None:
-        """End the run."""
-        self._mlflow.end_run()
+        """End this run, and leave alone another that is active now."""
+        active, mine = self._mlflow.active_run(), self._run.info.run_id
+        if active is not None and active.info.run_id == mine:
+            self._mlflow.end_run()
+        else:
+            self._mlflow.MlflowClient().set_terminated(mine)
 
 
 class Several:
@@ -122,9 +127,10 @@ class Several:
             logger.log(step, **numbers)
 
     def close(self) -> None:
-        """Close them all."""
-        for logger in self.loggers:
-            logger.close()
+        """Close them all, also where one of them fails; its error is raised afterwards."""
+        with ExitStack() as stack:
+            for logger in reversed(self.loggers):
+                stack.callback(logger.close)
 
 
 def describe(model: nn.Module) -> dict[str, float]:
@@ -135,11 +141,16 @@ def describe(model: nn.Module) -> dict[str, float]:
 
     ``nonzeros`` counts the weights of the whole model and is all there is to say of a dense one.
     ``neurons`` counts the children, ``dead`` is the share of them without inputs or without
-    outputs, ``density`` the share of an expanded layer's weights that exist.
+    outputs, ``density`` the share of an expanded layer's weights that exist. Where
+    layers do not know which of them belong together (put there by hand, or from an older file)
+    ``neurons`` and ``dead`` are left out.
     """
     numbers: dict[str, float] = {"nonzeros": nonzeros(model).weights}
     layers = {name: m for name, m in model.named_modules() if isinstance(m, SparseLayer)}
-    alive = [_alive(firsts, second) for firsts, second in _pairs(list(layers.values()))]
+    alive = [
+        _alive([layers[name] for name in pair.firsts], layers[pair.second])
+        for pair in pairs_in(model) or ()
+    ]
     if alive:
         children = torch.cat(alive)
         numbers["neurons"] = children.numel()
@@ -149,26 +160,9 @@ def describe(model: nn.Module) -> dict[str, float]:
     return numbers
 
 
-def _pairs(layers: list[SparseLayer]) -> Iterator[tuple[list[SparseLayer], SparseLayer]]:
-    """Find who reads whose children, by the order of the layers and by their widths."""
-    waiting: list[SparseLayer] = []
-    for layer in layers:
-        firsts = [first for first in waiting if _reads(layer, first)]
-        if firsts and not isinstance(layer, Partitioned):
-            yield firsts, layer
-            waiting = []
-        else:
-            waiting.append(layer)
-
-
-def _reads(second: SparseLayer, first: SparseLayer) -> bool:
-    # A layer that makes gate and up in one has two rows for every child.
-    return first.outputs in (second.inputs, 2 * second.inputs)
-
-
 def _alive(firsts: list[SparseLayer], second: SparseLayer) -> Bool[Tensor, " children"]:
     """Mark the children that have an input through one of the firsts, and an output."""
-    children = second.inputs
+    children = second.inputs  # a layer that makes gate and up in one has two rows for each
     inputs = [first.pattern().flatten(1).any(1).view(-1, children) for first in firsts]
     outputs = second.pattern().transpose(0, 1).flatten(1).any(1)
     return (torch.cat(inputs).any(0) & outputs).cpu()

@@ -6,6 +6,9 @@
 
 ``from_pretrained`` loads such a folder wherever this module was imported. For people without
 fissile save the model written out: ``fissile.to_dense(wide).save_pretrained("plain")``.
+
+A model made anew from an expanded one's config is dense and as wide as the children, and its config
+still says that it was expanded: ``del model.config.quantization_config`` before saving it.
 """
 
 from fissile.errors import needs

@@ -23,6 +23,7 @@ from fissile.layers.linear import (
     is_transposed,
     weight_of,
 )
+from fissile.layers.pair import Pair
 
 __all__ = [
     "REMOVED",
@@ -31,6 +32,7 @@ __all__ = [
     "Masked",
     "MaskedConv2d",
     "MaskedLinear",
+    "Pair",
     "Partitioned",
     "PartitionedConv2d",
     "PartitionedLinear",

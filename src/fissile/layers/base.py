@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fissile.layers.algebra import REMOVED, nothing, owner_dtype, owner_mask, spread
+from fissile.layers.pair import Pair
 from fissile.shapes import Bool, Float
 
 __all__ = ["Masked", "Partitioned", "SparseLayer"]
@@ -20,6 +21,8 @@ class SparseLayer(nn.Module, ABC):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    #: Of a layer that reads children: which layers it was split with, by names beside its own.
+    pair: Pair | None = None
 
     @property
     @abstractmethod

@@ -59,6 +59,31 @@ class SparseConv2d(SparseLayer):
         """How many channels come out."""
         return self.out_channels
 
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """How far the filters step, as code around an ``nn.Conv2d`` may ask."""
+        return self.geometry.stride
+
+    @property
+    def padding(self) -> tuple[int, ...] | str:
+        """How far the image is padded."""
+        return self.geometry.padding
+
+    @property
+    def dilation(self) -> tuple[int, ...]:
+        """How far the points of a filter lie apart."""
+        return self.geometry.dilation
+
+    @property
+    def padding_mode(self) -> str:
+        """What the image is padded with."""
+        return self.geometry.padding_mode
+
+    @property
+    def groups(self) -> int:
+        """One: grouped convolutions are not expanded."""
+        return 1
+
     def forward(
         self, x: Float[Tensor, "*batch inputs height width"]
     ) -> Float[Tensor, "*batch children height2 width2"]:

@@ -41,6 +41,21 @@ class SparseLinear(SparseLayer):
         """How many features come out."""
         return self.out_features
 
+    @property
+    def nx(self) -> int:
+        """How many features go in, as a ``Conv1D`` calls it; no other layer has the name."""
+        return self._of_conv1d("nx", self.in_features)
+
+    @property
+    def nf(self) -> int:
+        """How many features come out, as a ``Conv1D`` calls it."""
+        return self._of_conv1d("nf", self.out_features)
+
+    def _of_conv1d(self, name: str, size: int) -> int:
+        if not self.transposed:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return size
+
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch children"]:
         """Apply the linear map."""
         return functional.linear(x, self.pass_weight(), self.bias)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
@@ -10,9 +12,9 @@ import torch
 from torch import nn
 
 from fissile.layers import SparseConv2d, SparseLayer, SparseLinear
-from fissile.surgery.trace import quietly
+from fissile.surgery.quiet import quietly
 
-__all__ = ["dense_shapes", "widen_config"]
+__all__ = ["config_of", "dense_shapes", "widen_config"]
 
 _KEYS = (
     "intermediate_size", "n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim",
@@ -20,24 +22,52 @@ _KEYS = (
 )  # fmt: skip
 
 
+def config_of(model: nn.Module) -> Any:
+    """Return a model's config, if it has one that is an object with attributes; else None."""
+    config = getattr(model, "config", None)
+    return None if isinstance(config, nn.Module | Mapping) else config
+
+
 def widen_config(model: nn.Module, widths: set[int], alpha: int) -> None:
     """Multiply those widths in an expanded model's config by alpha, if that describes it exactly.
 
     The proof is a model built from the changed config on the meta device: it must have the shapes
-    of the expanded one written out. Any doubt leaves the config alone.
+    of the expanded one written out. As few widths change as that takes; any doubt leaves the
+    config alone. Copies of it that parts of the model hold are changed alike, and so is what a
+    model around this one sees, if it shares the config.
     """
-    config = getattr(model, "config", None)
-    if config is None or isinstance(config, nn.Module | dict) or alpha == 1:
+    config = config_of(model)
+    if config is None or alpha == 1:
         return
     found = {key: width for key in _KEYS if (width := _width(config, key)) in widths}
     shapes = dense_shapes(model) if found else {}
-    for count in range(len(found), 0, -1):
+    for count in range(1, len(found) + 1):
         for keys in combinations(found, count):
             wide = {key: found[key] * alpha for key in keys}
             if _shapes_with(model, config, wide) == shapes:
-                for key, width in wide.items():
-                    setattr(config, key, width)
+                for one in (config, *_copies(model, config)):
+                    _set(one, {k: found[k] for k in keys if _width(one, k) == found[k]}, alpha)
                 return
+
+
+def _copies(model: nn.Module, config: Any) -> list[Any]:
+    """Return the copies of a config that expanded parts of a model hold."""
+    held: dict[int, tuple[Any, nn.Module]] = {}
+    for part in model.modules():
+        own = config_of(part)
+        if own is not config and type(own) is type(config):
+            held.setdefault(id(own), (own, part))  # the outermost part comes first
+    return [
+        own
+        for own, part in held.values()
+        if any(isinstance(module, SparseLayer) for module in part.modules())
+    ]
+
+
+def _set(config: Any, widths: dict[str, int], alpha: int) -> None:
+    with suppress(Exception):  # foreign code: a config that will not change stays as it is
+        for key, width in widths.items():
+            setattr(config, key, width * alpha)
 
 
 def dense_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -11,23 +11,29 @@ from torch import nn
 
 from fissile.errors import FissileError
 from fissile.surgery.facts import (
+    has_hooks,
+    held_aside,
     is_layer,
     kind_of,
     shape_of,
     sizes_of,
-    tied_parameters,
+    tied,
     trouble_of,
+    widens,
     wrapped_in,
 )
-from fissile.surgery.follow import Found
+from fissile.surgery.follow import FROZEN, Found
+from fissile.surgery.hollow import hollow_copy
 from fissile.surgery.place import Discovery, Place, Refusal
+from fissile.surgery.quiet import quietly
 from fissile.surgery.scopes import Survey, survey
 from fissile.surgery.structure import guesses
-from fissile.surgery.trace import closed_leaves, hollow_copy, quietly
+from fissile.surgery.trace import closed_leaves
 from fissile.surgery.tryout import arguments_of, try_out
 
 __all__ = ["discover"]
 
+_DIFFERENT = "it is wired differently in training and in evaluation"
 _UNSEEN = "nothing that could be traced calls it"
 
 
@@ -35,7 +41,9 @@ def discover(model: nn.Module, example_inputs: Any = None) -> Discovery:
     """Find the places of any model whose neurons can be split, and say why the rest cannot.
 
     The model's own forward is read (with ``torch.fx``, in training and in evaluation mode), not
-    run, and the model is left as it is.
+    run, and the model is left as it is. A BatchNorm1d after a linear layer is taken to normalise
+    the layer's neurons, as it does for inputs of two dimensions; with sequences as long as the
+    layer is wide it does something else, which only ``example_inputs`` show.
 
     >>> print(discover(MLP([32, 8, 1])))
     place     kind  inputs → neurons → outputs  non-zeros
@@ -54,10 +62,15 @@ def discover(model: nn.Module, example_inputs: Any = None) -> Discovery:
     wrapped = wrapped_in(model)
     if wrapped is not None:
         return Discovery((), tuple(_refusal(n, m, wrapped) for n, m in layers.items()))
-    trouble = {name: why for name, m in layers.items() if (why := trouble_of(m)) is not None}
+    aside = held_aside(model)
+    trouble = {
+        name: why
+        for name, layer in layers.items()
+        if (why := trouble_of(layer) or aside.get(id(layer))) is not None
+    }
     with quietly():
         seen = _survey_both(model, trouble, example_inputs)
-        _weed(model, seen, trouble, example_inputs)
+        _weed(model, seen, trouble, aside, example_inputs)
     places = [_place(model, one) for one in seen.found]
     taken = {name for place in places for name in place.firsts}
     refusals = [
@@ -88,13 +101,16 @@ def _survey_both(model: nn.Module, trouble: dict[str, str], example_inputs: Any)
     here, there = ({_key(one): one for one in both.found} for both in (seen, training))
     for key in here.keys() ^ there.keys():
         for name in key[1]:
-            seen.reasons[name] = "it is wired differently in training and in evaluation"
-    seen.found = [
-        replace(one, between=tuple(dict.fromkeys((*one.between, *there[key].between))))
-        for key, one in here.items()
-        if key in there
-    ]
+            frozen = training.reasons.get(name) == FROZEN
+            seen.reasons[name] = FROZEN if frozen else _DIFFERENT
+    seen.found = [_both(one, there[key]) for key, one in here.items() if key in there]
     return seen
+
+
+def _both(one: Found, other: Found) -> Found:
+    """Join what was seen of a place in both modes."""
+    between = tuple(dict.fromkeys((*one.between, *other.between)))
+    return replace(one, between=between, doubt=one.doubt or other.doubt)
 
 
 def _given(model: nn.Module, example_inputs: Any) -> dict[str, Any]:
@@ -108,14 +124,20 @@ def _given(model: nn.Module, example_inputs: Any) -> dict[str, Any]:
         raise FissileError(f"the model does not take these example_inputs: {error}") from None
 
 
-def _weed(model: nn.Module, seen: Survey, trouble: dict[str, str], example_inputs: Any) -> None:
+def _weed(
+    model: nn.Module,
+    seen: Survey,
+    trouble: dict[str, str],
+    aside: dict[int, str],
+    example_inputs: Any,
+) -> None:
     """Refuse places with parts that are used elsewhere, and those that fail when tried out."""
     if example_inputs is not None:
         known = {name for one in seen.found for name in one.firsts}
         more = guesses(model, seen.untraced, trouble, seen.reasons)
         seen.found += [one for one in more if one.firsts[0] not in known]
-    tied = tied_parameters(model)
-    failed = {one: why for one in seen.found if (why := _shared(model, one, seen, tied))}
+    ties = tied(model)
+    failed = {one: why for one in seen.found if (why := _shared(model, one, seen, ties, aside))}
     left = [one for one in seen.found if one not in failed]
     if example_inputs is None:
         failed |= {one: one.doubt for one in left if one.doubt is not None}
@@ -132,20 +154,28 @@ def _key(found: Found) -> tuple[Any, ...]:
     return found.kind, found.firsts, found.second
 
 
-def _shared(model: nn.Module, found: Found, seen: Survey, tied: dict[int, str]) -> str | None:
+def _shared(
+    model: nn.Module, found: Found, seen: Survey, ties: dict[int, str], aside: dict[int, str]
+) -> str | None:
     """Say which part of a place has another use beside it."""
     for name in (*found.firsts, *found.between, found.second):
         module = model.get_submodule(name)
         mine = name in found.firsts
         it = "it" if mine and len(found.firsts) == 1 else repr(name)
         for key, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in tied:
-                return f"{tied[id(parameter)]} are one tied parameter; expansion would untie it"
+            if id(parameter) in ties:
+                return f"{ties[id(parameter)]} are one tied parameter; expansion would untie it"
             if f"{name}.{key}" in seen.reads:
                 return f"{name}.{key} is read directly by the forward code"
+        if has_hooks(module):  # also of parameters, which a hollow copy does not have
+            return f"{name!r} has hooks, which a new one would lose; remove them"
+        if id(module) in ties:
+            return f"{ties[id(module)]} are one module; give each its own"
         learns = any(True for _ in module.parameters())
-        if learns and seen.calls[name] > 1:
+        if (learns or widens(module)) and seen.calls[name] > 1:
             return f"{it} is called {seen.calls[name]} times"
+        if id(module) in aside and widens(module):
+            return f"{name!r}: {aside[id(module)]}"
     return None
 
 

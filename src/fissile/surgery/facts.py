@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import MethodType
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
+from fissile.children import width_of
 from fissile.layers import is_transposed
 
 __all__ = [
-    "has_hooks", "is_expanded", "is_layer", "is_transformer_layer", "kind_of",
-    "norm_trouble", "passes_channels", "passes_silently", "shape_of", "sizes_of",
-    "tied_parameters", "trouble_of", "wrapped_in",
+    "contents", "forward_of", "has_hooks", "held_aside", "is_expanded", "is_layer", "is_norm",
+    "is_torch_s", "is_transformer_layer", "kind_of", "marks_of", "norm_trouble",
+    "passes_channels", "passes_silently", "shape_of", "sizes_of", "tied", "trouble_of", "widens", "wrapped_in",
 ]  # fmt: skip
 
 _WRAPPERS = {
@@ -26,6 +31,20 @@ _CHANNELWISE = (
     nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d,
     nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d,
 )  # fmt: skip
+_PLAIN = {
+    *vars(nn.Module()), *vars(nn.Linear(1, 1)), *vars(nn.Conv2d(1, 1, 1)), "nf", "nx",
+    "alpha", "geometry", "observer", "pair", "transposed",  # of fissile's own layers
+}  # fmt: skip
+
+
+def forward_of(module: nn.Module) -> Any:
+    """Return the forward that a module's class defines; compiled code has none."""
+    return getattr(type(module), "forward", None)
+
+
+def is_torch_s(module: nn.Module) -> bool:
+    """Tell the modules of torch.nn, whose code is known, from what others have written."""
+    return type(module).__module__.startswith("torch.nn.")
 
 
 def is_expanded(module: nn.Module) -> bool:
@@ -52,7 +71,7 @@ def kind_of(module: nn.Module) -> str:
     >>> kind_of(nn.Conv2d(3, 8, 3))
     'conv2d'
     """
-    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+    if isinstance(module, nn.Linear) and forward_of(module) is nn.Linear.forward:
         return "linear"
     return type(module).__name__.lower()
 
@@ -99,24 +118,30 @@ def passes_channels(module: nn.Module) -> bool:
     return type(module) in _CHANNELWISE and not getattr(module, "return_indices", False)
 
 
-def norm_trouble(module: nn.Module, width: int, conv: bool) -> str | None:
-    """Say why a norm or PReLU cannot widen with ``width`` neurons; an empty text if it can.
+def widens(module: nn.Module) -> bool:
+    """Tell whether a new module takes this one's place when neurons get children."""
+    return is_layer(module) or width_of(module) is not None
 
-    None is the answer for any other module.
-    """
-    if type(module) is nn.PReLU:
-        return "" if module.num_parameters in (1, width) else "has slopes that fit no neuron"
+
+def is_norm(module: nn.Module) -> bool:
+    """Tell norms, whether they can widen or not, and slopes."""
+    norms = (nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+    return isinstance(module, norms) or type(module) is nn.PReLU
+
+
+def norm_trouble(norm: nn.Module, width: int, conv: bool) -> str | None:
+    """Say why a norm or PReLU cannot widen with ``width`` neurons; None if it can."""
+    if isinstance(norm, nn.PReLU):
+        return None if norm.num_parameters in (1, width) else "has slopes that fit no neuron"
     mine: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm)
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        fits = tuple(module.normalized_shape) == (width,) and not conv
-    elif isinstance(module, nn.modules.batchnorm._NormBase):
-        mine = (nn.BatchNorm2d, nn.InstanceNorm2d) if conv else (nn.BatchNorm1d,)
-        fits = module.num_features == width
-    elif isinstance(module, nn.GroupNorm):
-        mine, fits = (nn.GroupNorm,), conv and module.num_channels == width
+    if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+        fits = tuple(norm.normalized_shape) == (width,) and not conv
+    elif isinstance(norm, nn.GroupNorm):
+        mine, fits = (nn.GroupNorm,), conv and norm.num_channels == width
     else:
-        return None
-    return "" if fits and type(module) in mine else "normalises something else than its neurons"
+        mine = (nn.BatchNorm2d, nn.InstanceNorm2d) if conv else (nn.BatchNorm1d,)
+        fits = bool(norm.num_features == width)
+    return None if fits and type(norm) in mine else "normalises something else than its neurons"
 
 
 def trouble_of(layer: nn.Module) -> str | None:
@@ -132,15 +157,41 @@ def trouble_of(layer: nn.Module) -> str | None:
         return trouble
     if has_hooks(layer):
         return "it has hooks, which a new layer would lose; remove them"
+    own = _own_things(layer)
+    if own:
+        return f"it has {own[0]!r} besides weight and bias, which a new layer would lose"
     if isinstance(layer, nn.Conv2d) and layer.groups != 1:
         return f"its channels are grouped (groups={layer.groups})"
-    own = nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear
     if "forward" in vars(layer):
         return "its forward was replaced, so what it computes is unknown"
-    plain = is_transposed(layer) or type(layer).forward is own.forward
+    known = nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear
+    plain = is_transposed(layer) or forward_of(layer) is known.forward
     if isinstance(layer, nn.Conv2d):
         plain = plain and type(layer)._conv_forward is nn.Conv2d._conv_forward
     return None if plain else f"{type(layer).__name__} has a forward of its own"
+
+
+def marks_of(layer: nn.Module) -> dict[str, Any]:
+    """Return the attributes that somebody gave a layer besides what its kind has.
+
+    What begins with an underscore is the business of some framework, not of forward code.
+    """
+    known = {*_PLAIN, "forward"}
+    return {k: v for k, v in vars(layer).items() if not k.startswith("_") and k not in known}
+
+
+def _own_things(layer: nn.Module) -> list[str]:
+    """Name what a new layer could not take over: tensors, modules, and notes on its width."""
+    tensors = {*layer._parameters, *layer._buffers, *layer._modules} - {"weight", "bias"}
+    sizes = tuple(layer.weight.shape) if isinstance(layer.weight, Tensor) else ()
+    marks = [key for key, value in marks_of(layer).items() if not _is_mark(value, sizes)]
+    return [*sorted(tensors), *marks]
+
+
+def _is_mark(value: Any, sizes: tuple[int, ...]) -> bool:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value not in sizes
+    return value is None or isinstance(value, bool | float | str)
 
 
 def _parameter_trouble(layer: nn.Module) -> str | None:
@@ -156,6 +207,8 @@ def _parameter_trouble(layer: nn.Module) -> str | None:
             return "it is lazy and has no size yet; run the model once first"
         if parameter.is_meta:
             return "its parameters are on the meta device and have no values"
+        if parameter.is_complex():
+            return "its weights are complex numbers; only real ones can be split"
         if not parameter.is_floating_point():
             return f"it is quantized ({parameter.dtype}); expand the model before quantizing it"
         if type(parameter) is not nn.Parameter:
@@ -164,9 +217,12 @@ def _parameter_trouble(layer: nn.Module) -> str | None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Tell whether a module has hooks, which a new one in its place would lose."""
+    """Tell whether a module or a parameter of its own has hooks, which a new one would lose."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in names)
+    if any(getattr(module, name) for name in names):
+        return True
+    parameters = [p for p in module._parameters.values() if p is not None]
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
 
 
 def wrapped_in(model: nn.Module) -> str | None:
@@ -187,9 +243,58 @@ def _bases(parameter: Tensor) -> Iterator[type]:
         yield from type(parameter.data).__mro__
 
 
-def tied_parameters(model: nn.Module) -> dict[int, str]:
-    """Map every parameter that the model holds under several names to those names."""
+def tied(model: nn.Module) -> dict[int, str]:
+    """Map what the model holds under several names, parameters and norms, to those names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
+    for name, module in model.named_modules(remove_duplicate=False):
+        if widens(module):
+            names.setdefault(id(module), []).append(name)
     return {key: " and ".join(many) for key, many in names.items() if len(many) > 1}
+
+
+def contents(value: Any) -> Iterator[Any]:
+    """Go through what a list, a dictionary, a partial or a bound method holds; else the value."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            inner = [*value.values()]
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            inner = [*value]
+        elif isinstance(value, partial):
+            inner = [value.func, value.args, value.keywords]
+        elif isinstance(value, MethodType):
+            inner = [value.__self__]
+        else:
+            yield value
+            continue
+        if id(value) not in seen:  # a list may hold itself
+            seen.add(id(value))
+            waiting += inner
+
+
+def held_aside(model: nn.Module) -> dict[int, str]:
+    """Say, by id, which modules the model keeps elsewhere than under their names, as in a list.
+
+    A new layer would take the name, and the code might go on calling the old one.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    plain = vars(nn.Module())
+    aside: dict[int, str] = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key in plain:
+                continue
+            where = f"{name}.{key}" if name else key
+            why = (
+                f"it is also kept in {where!r}, where a new one would not come; use nn.ModuleList "
+                "or nn.ModuleDict, or its own name"
+            )
+            for one in contents(value):
+                # A module without a name of its own may hold others that have one.
+                nameless = isinstance(one, nn.Module) and id(one) not in names
+                held = one.modules() if nameless else [one]
+                aside |= {id(part): why for part in held if id(part) in names}
+    return aside

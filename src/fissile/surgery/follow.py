@@ -11,6 +11,8 @@ from fissile.network import is_elementwise
 from fissile.surgery.facts import (
     has_hooks,
     is_layer,
+    is_norm,
+    is_torch_s,
     norm_trouble,
     passes_channels,
     passes_silently,
@@ -22,9 +24,11 @@ from fissile.surgery.place import Kind
 from fissile.surgery.stream import Halves, Span, Stream, gate_trouble, merged
 from fissile.surgery.trace import Scope
 
-__all__ = ["Found", "Wiring", "follow"]
+__all__ = ["FROZEN", "Found", "Wiring", "follow"]
 
 _HARMLESS = ("dtype", "device", "ndim", "dim", "is_cuda", "requires_grad", "layout")
+#: Why neurons are refused that take part in no training.
+FROZEN = "it is used under torch.no_grad(), so no gradient comes back"
 _VERBS = {"add": "added to", "sub": "subtracted from", "mul": "multiplied with"}
 
 
@@ -82,9 +86,11 @@ class _Follower:
 
     def _step(self, node: fx.Node) -> Any:
         """Say what a node carries; what it does that is not understood spoils what it takes."""
+        carried = [one for one in node.all_input_nodes if one in self.tags]
+        if node.meta.get("frozen"):
+            self._spoil(carried, FROZEN)
         if node.op == "call_module":
             return self._module(node)
-        carried = [one for one in node.all_input_nodes if one in self.tags]
         if not carried:
             return None
         if node.op == "output" or isinstance(node.target, type):
@@ -106,6 +112,8 @@ class _Follower:
         if isinstance(stream, Stream):
             self._read(node, module, stream)
         self.reads[node] = []
+        if node.meta.get("frozen"):
+            self.spoiled[node] = FROZEN
         if name in self.trouble:
             self.spoiled[node] = self.trouble[name]
             return None
@@ -131,20 +139,20 @@ class _Follower:
         called, name = self._called(target), self._full(target)
         if has_hooks(module):
             return f"its output goes through {called}, which has hooks; remove them"
-        norm = norm_trouble(module, stream.width, stream.conv)
-        if norm is not None:
+        if is_norm(module):
+            trouble = norm_trouble(module, stream.width, stream.conv)
             bends = isinstance(module, nn.PReLU)
-            return f"{called} {norm}" if norm else stream.through(name, active=bends)
+            return f"{called} {trouble}" if trouble else stream.through(name, active=bends)
         if passes_silently(module) or (stream.conv and passes_channels(module)):
             return stream.through(name)
         if isinstance(module, nn.GLU) and stream.whole and not stream.conv and module.dim == -1:
             return stream.through(name).joined()
         if isinstance(module, nn.Flatten | nn.Unflatten):
             return f"its output is reshaped by {called}"
+        if is_elementwise(module) and (is_torch_s(module) or is_elementwise(module, training=True)):
+            return stream.through(name, active=True)
         if target in self.scope.opaque:
             return f"its output goes into {called}, which could not be traced"
-        if is_elementwise(module):
-            return stream.through(name, active=True)
         return f"its output goes through {called}, which is not elementwise"
 
     def _function(self, node: fx.Node, carried: list[fx.Node]) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from fissile.table import aligned
 
 __all__ = ["Discovery", "Kind", "Place", "Refusal"]
 
@@ -80,18 +82,5 @@ class Discovery:
         ]
         refused = [("refused", "kind", "shape", "why")]
         refused += [(one.name, one.kind, one.shape, one.reason) for one in self.refusals]
-        tables = [_table(found, right=3)] if self.places else ["no place can be split"]
-        return "\n\n".join(tables + ([_table(refused)] if self.refusals else []))
-
-
-def _table(rows: Sequence[tuple[str, ...]], right: int | None = None) -> str:
-    """Align the columns, numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i == right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join(lines)
+        lines = aligned(found, right=[3]) if self.places else ["no place can be split"]
+        return "\n".join([*lines, "", *aligned(refused)] if self.refusals else lines)

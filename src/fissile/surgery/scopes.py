@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 
-from fissile.surgery.facts import has_hooks, is_layer, is_transformer_layer
+from fissile.surgery.facts import (
+    forward_of,
+    has_hooks,
+    is_layer,
+    is_torch_s,
+    is_transformer_layer,
+    passes_silently,
+    sizes_of,
+)
 from fissile.surgery.follow import Found, follow
+from fissile.surgery.reach import Reach, reach
 from fissile.surgery.trace import Scope, closed_leaves, trace_scope
 
 __all__ = ["Survey", "survey"]
+
+_BRANCH = "cannot be used as inputs to control flow"
+_TRY = "pass example_inputs to have it tried out"
 
 
 @dataclass
@@ -40,13 +53,16 @@ def survey(
     """
     surveyor = _Surveyor(closed, trouble, given)
     surveyor.visit(model, "", "it is all there is")
+    surveyor.doubt(model)
     return surveyor.seen
 
 
 class _Surveyor:
     def __init__(self, closed: set[str], trouble: dict[str, str], given: dict[str, Any]) -> None:
         self.closed, self.trouble, self.given = closed, trouble, given
-        self.seen = Survey()
+        self.seen, self.reach = Survey(), Reach()
+        self.measured: set[str] = set()  # layers whose widths the code asks for
+        self.settled: dict[type[nn.Module], set[str]] = {}  # arguments that change nothing
         self.visited: set[int] = set()
         self.broken: Counter[type[nn.Module]] = Counter()  # classes whose own code cannot be traced
 
@@ -62,9 +78,9 @@ class _Surveyor:
             self._children(module, path, f"it is inside attention ({path!r})")
         elif is_transformer_layer(module):
             self._transformer_layer(module, path)
-        elif path in self.closed:
+        elif path in self.closed or isinstance(module, torch.jit.ScriptModule):
             return
-        elif type(module).forward is nn.Module.forward and "forward" not in vars(module):
+        elif forward_of(module) is nn.Module.forward and "forward" not in vars(module):
             self._children(module, path, why)  # a list of modules
         else:
             self._trace(module, path)
@@ -78,18 +94,66 @@ class _Surveyor:
         if isinstance(scope, str):
             self.broken[type(module)] += 1
             self.seen.untraced.append(path)
+            self._read(module)
             self._children(module, path, _hidden(module, path, scope))
             return
         wiring = follow(scope, path, self.trouble)
-        self.seen.found += wiring.found
+        self.measured |= scope.measured
+        self.seen.found += self._as_called(scope, path, wiring.found)
         for name, reason in wiring.reasons.items():
             self.seen.reasons.setdefault(name, reason)
         self._note(scope, path)
         self._uncalled(scope, module, path, "")
 
+    def _read(self, module: nn.Module) -> None:
+        """Read the code that could not be traced for what it does with the modules below."""
+        if not is_torch_s(module):
+            self.reach.also(reach(module))
+
+    def _as_called(self, scope: Scope, path: str, found: list[Found]) -> list[Found]:
+        """Doubt places that are not there when a module gets the arguments that it is called with.
+
+        A trace knows none but those without a default.
+        """
+        settled = self.settled.setdefault(type(scope.root), set())
+        passed = self.reach.passed.get(id(scope.root), {})
+        passed = {name: value for name, value in passed.items() if name not in settled}
+        if not found or not passed or self._there(scope, path, passed) == found:
+            return found
+        for name, value in passed.items():
+            there = self._there(scope, path, {name: value})
+            if there in (None, found):
+                settled.add(name)
+            else:
+                why = f"{path!r} is called with {name!r}, which may change its wiring; {_TRY}"
+                found = [one if one in (there or []) else _doubted(one, why) for one in found]
+        return found
+
+    def _there(self, scope: Scope, path: str, passed: dict[str, Any]) -> list[Found] | None:
+        """Return the places there are with these arguments; None if the code does not take them."""
+        new = trace_scope(scope.root, _below(self.closed, path), self._broken(), passed)
+        opaque = {} if isinstance(new, str) else new.opaque
+        errors = [error for name, error in opaque.items() if name not in scope.opaque]
+        errors += [new] if isinstance(new, str) else []
+        if list(passed.values()) == [None] and any(_BRANCH in error for error in errors):
+            return self._there(scope, path, dict.fromkeys(passed, True))  # it is a flag
+        if any(_BRANCH not in error for error in errors):
+            return None
+        return follow(new, path, self.trouble).found if isinstance(new, Scope) else []
+
+    def doubt(self, model: nn.Module) -> None:
+        """Doubt places of which other code uses parts, and those whose widths are asked for."""
+        for i, one in enumerate(self.seen.found):
+            parts = (*one.firsts, *one.between, one.second)
+            measured = [name for name in parts if name in self.measured]
+            if self.reach.parts_used([model.get_submodule(name) for name in parts]):
+                one = _doubted(one, f"code that cannot be traced uses parts of it alone; {_TRY}")
+            if measured:
+                one = _doubted(one, f"the code asks for the width of {measured[0]!r}; {_TRY}")
+            self.seen.found[i] = one
+
     def _scope(self, module: nn.Module, path: str) -> Scope | str:
-        # What failed a few times fails always: a model may have hundreds of layers.
-        broken = {kind for kind, times in self.broken.items() if times > 2}
+        broken = self._broken()
         if type(module) in broken:
             return "as with others of its kind"
         closed = _below(self.closed, path)
@@ -98,6 +162,10 @@ class _Surveyor:
             if isinstance(scope, Scope):
                 return scope
         return trace_scope(module, closed, broken, {})
+
+    def _broken(self) -> set[type[nn.Module]]:
+        # What failed a few times fails always: a model may have hundreds of layers.
+        return {kind for kind, times in self.broken.items() if times > 2}
 
     def _note(self, scope: Scope, path: str) -> None:
         """Note the calls in order, opaque modules opened where they stand."""
@@ -135,17 +203,29 @@ class _Surveyor:
         passed = ["dropout"]
         if isinstance(module.activation, nn.Module):
             passed = ["activation", *passed]
-        hooked = [name for name in passed if has_hooks(module.get_submodule(name))]
         trouble = [self.trouble[name] for name in names if name in self.trouble]
+        trouble = trouble or _trouble_between(module, path, passed)
         if trouble:
             self.seen.reasons[first] = trouble[0]
-        elif hooked:
-            self.seen.reasons[first] = f"{_join(path, hooked[0])!r} has hooks; remove them"
-        elif not _bends(module.activation):
-            self.seen.reasons[first] = "its output goes through an activation that may mix neurons"
         else:
             between = tuple(_join(path, name) for name in passed)
             self.seen.found.append(Found("mlp", (first,), between, second))
+
+
+def _trouble_between(module: nn.Module, path: str, passed: list[str]) -> list[str]:
+    """Say what in one of torch's own transformer layers is not as torch made it."""
+    layers = [module.get_submodule(name) for name in ("linear1", "linear2")]
+    plain = all(isinstance(layer, nn.Linear) for layer in layers)
+    hooked = [name for name in passed if has_hooks(module.get_submodule(name))]
+    if not plain or sizes_of(layers[0])[1] != sizes_of(layers[1])[0]:
+        return [f"linear1 and linear2 of {path!r} do not fit together"]
+    if hooked:
+        return [f"{_join(path, hooked[0])!r} has hooks; remove them"]
+    if not passes_silently(module.get_submodule("dropout")):
+        return [f"{_join(path, 'dropout')!r} is no dropout, and may mix neurons"]
+    if not _bends(module.activation):
+        return ["its output goes through an activation that may mix neurons"]
+    return []
 
 
 def _hidden(module: nn.Module, path: str, error: str) -> str:
@@ -153,10 +233,11 @@ def _hidden(module: nn.Module, path: str, error: str) -> str:
     name = type(module).__name__
     if "Attention" in name:
         return f"it is inside attention ({path!r})"
-    return (
-        f"the forward of {name} could not be traced ({error}); pass example_inputs to have it "
-        "tried out"
-    )
+    return f"the forward of {name} could not be traced ({error}); {_TRY}"
+
+
+def _doubted(found: Found, why: str) -> Found:
+    return found if found.doubt is not None else replace(found, doubt=why)
 
 
 class _Probe(nn.Module):

@@ -10,6 +10,7 @@ from fissile.network import is_elementwise
 from fissile.surgery.facts import (
     has_hooks,
     is_layer,
+    is_norm,
     norm_trouble,
     passes_channels,
     passes_silently,
@@ -53,11 +54,14 @@ def _looks_right(first: nn.Module, between: list[tuple[str, nn.Module]], second:
         return False
     active = False
     for _, module in between:
-        norm = norm_trouble(module, width, conv)
-        if norm or has_hooks(module):
+        if has_hooks(module):
             return False
-        silent = passes_silently(module) or (conv and passes_channels(module))
-        if norm is None and not silent and not is_elementwise(module):
-            return False
-        active = active or isinstance(module, nn.PReLU) or (norm is None and not silent)
+        if is_norm(module):
+            if norm_trouble(module, width, conv) is not None:
+                return False
+            active = active or isinstance(module, nn.PReLU)
+        elif not passes_silently(module) and not (conv and passes_channels(module)):
+            if not is_elementwise(module):
+                return False
+            active = True
     return active

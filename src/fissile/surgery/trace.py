@@ -7,13 +7,8 @@ be followed inside it stays closed, an opaque module, and becomes a scope of its
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
-import io
-import logging
 import operator
-import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,13 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from fissile.network import is_elementwise
-from fissile.surgery.facts import is_layer, is_transformer_layer
+from fissile.surgery.facts import contents, has_hooks, is_layer, is_torch_s, is_transformer_layer
+from fissile.surgery.hollow import Width
+from fissile.surgery.quiet import quietly, reseed
 
-__all__ = ["Scope", "closed_leaves", "hollow_copy", "quietly", "trace_scope"]
+__all__ = ["Scope", "closed_leaves", "quietly", "trace_scope"]
 
 
 @dataclass
@@ -36,64 +31,10 @@ class Scope:
 
     root: nn.Module
     graph: fx.Graph
-    opaque: set[str]
+    opaque: dict[str, str]  # modules that stayed closed, and why
     reached: set[str]  # modules that were called, and all above them
     kept: list[fx.Node] = field(default_factory=list)
-
-
-_ALONE = threading.RLock()
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Run foreign code without a word, a warning or a random number of the user's being used.
-
-    All this belongs to the whole process, so one thread at a time.
-    """
-    with _ALONE, _silence():
-        yield
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    sink = io.StringIO()
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(sink),
-            contextlib.redirect_stderr(sink),
-            torch.random.fork_rng(devices=_random_devices()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
-def _random_devices() -> list[int]:
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-
-
-def hollow_copy(model: nn.Module) -> nn.Module:
-    """Copy a model with tensors that have a shape but no values, so that nothing can be harmed."""
-    memo: dict[int, Any] = {}
-    for module in model.modules():
-        held = (module._parameters, module._buffers, vars(module))
-        for tensor in (value for values in held for value in values.values()):
-            if isinstance(tensor, Tensor):
-                memo[id(tensor)] = _hollow(tensor)
-    return copy.deepcopy(model, memo)
-
-
-def _hollow(tensor: Tensor) -> Tensor:
-    if is_lazy(tensor):
-        return tensor
-    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
-    return empty
+    measured: set[str] = field(default_factory=set)  # layers whose widths the code asks for
 
 
 def closed_leaves(model: nn.Module) -> set[str]:
@@ -108,11 +49,7 @@ def _is_closed(module: nn.Module) -> bool:
         return True
     if any(True for _ in module.children()):
         return False
-    if module._forward_hooks or module._forward_pre_hooks:
-        return True
-    if type(module).__module__.startswith("torch.nn."):
-        return True
-    return type(module).forward is not nn.Module.forward and is_elementwise(module)
+    return is_torch_s(module) or has_hooks(module)
 
 
 def trace_scope(
@@ -127,12 +64,14 @@ def trace_scope(
         given: arguments of ``forward`` that will be there although they have defaults.
     """
     inner = {name: module for name, module in root.named_modules() if name}
-    opaque = {n for n, m in inner.items() if _has_hooks(m) or type(m) in broken} - closed
+    shut = {n for n, m in inner.items() if _stays_shut(m) or type(m) in broken} - closed
+    opaque = dict.fromkeys(shut, "")
     failures: Counter[type[nn.Module]] = Counter()
     while True:
-        tracer = _Tracer(closed | opaque, given)
+        tracer = _Tracer(closed | opaque.keys(), given)
         try:
-            with _unchanged(root):
+            reseed()
+            with _unchanged(root), torch.enable_grad():
                 graph = tracer.trace(root)
                 kept = list(_kept(root, tracer))
         except Exception as error:  # foreign code may raise whatever it likes
@@ -142,11 +81,12 @@ def trace_scope(
             # What fails twice is the code of a class: all of its kind at once, not one by one.
             kind = type(inner[culprit])
             failures[kind] += 1
-            opaque.add(culprit)
+            opaque[culprit] = _short(error)
             if failures[kind] > 1:
-                opaque |= {name for name, module in inner.items() if type(module) is kind}
+                alike = [name for name, module in inner.items() if type(module) is kind]
+                opaque |= dict.fromkeys(alike, _short(error))
         else:
-            return Scope(root, graph, opaque, _above(tracer.called), kept)
+            return Scope(root, graph, opaque, _above(tracer.called), kept, tracer.measured)
 
 
 @contextlib.contextmanager
@@ -170,8 +110,8 @@ def _has_tensors(value: Any) -> bool:
     return any(isinstance(one, Tensor) for one in tree_leaves(value))
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _stays_shut(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule) or has_hooks(module)
 
 
 def _short(error: Exception) -> str:
@@ -185,7 +125,7 @@ def _kept(root: nn.Module, tracer: fx.Tracer) -> Iterator[fx.Node]:
     """Find what forward left behind in attributes, where anyone may read it."""
     for module in root.modules():
         for value in vars(module).values():
-            for one in value if isinstance(value, list | tuple) else [value]:
+            for one in contents(value):
                 if isinstance(one, fx.Proxy) and one.tracer is tracer:
                     yield one.node
 
@@ -195,7 +135,8 @@ class _Tracer(fx.Tracer):
 
     def __init__(self, leaves: set[str], given: dict[str, Any]) -> None:
         super().__init__(autowrap_modules=())  # type: ignore[arg-type]
-        self.leaves, self.given, self.called = leaves, given, set[str]()
+        self.leaves, self.given = leaves, given
+        self.called, self.measured = set[str](), set[str]()
         self._failed: tuple[str, Exception] | None = None
         self._names: dict[int, str] = {}
         self._dtype: torch.dtype | None = None
@@ -219,7 +160,8 @@ class _Tracer(fx.Tracer):
         except NameError:
             # Made on the fly, such as nn.ReLU()(x): with nothing to learn it is but a function.
             if any(True for _ in m.parameters()):
-                raise
+                text = f"a {type(m).__name__} is called in another way than by its name"
+                raise NameError(text) from None
             return forward(*args, **kwargs)
         self.called.add(path)
         try:
@@ -231,12 +173,21 @@ class _Tracer(fx.Tracer):
             raise
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if isinstance(attr_val, Width):
+            self.measured.add(attr_val.owner)
+            return int(attr_val)
         name = self._names.get(id(attr_val)) if isinstance(attr_val, nn.Parameter) else None
         if name is None:
             return attr_val
         if name not in parameter_proxy_cache:
             parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
         return parameter_proxy_cache[name]
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        # What forward does without gradients in evaluation only is its own business.
+        node.meta["frozen"] = self.root.training and not torch.is_grad_enabled()
+        return node
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor):  # the tracer of torch would store it in the model

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fissile.children import widened
+from fissile.children import copied, widened
 from fissile.errors import FissileError
-from fissile.layers import is_transposed
+from fissile.layers import children_of, is_transposed
 from fissile.surgery.follow import Found
+from fissile.surgery.hollow import as_it_is, copied_with, in_double
+from fissile.surgery.quiet import reseed
 
 __all__ = ["arguments_of", "try_out"]
 
 _MAKES, _READS = ("out_features", "out_channels", "nf"), ("in_features", "in_channels", "nx")
+#: The largest model that is copied in 64 bits, a gigabyte.
+_LARGEST = 2**27
 _CHANGED = "widening it without splitting changes what the model computes"
 
 
@@ -44,13 +48,13 @@ def try_out(model: nn.Module, found: list[Found], example_inputs: Any) -> dict[F
         found: the places to try.
         example_inputs: for one forward pass.
     """
-    trial = _Trial(model, example_inputs)
+    trial = _Trial(model, {one.second for one in found}, example_inputs)
     failed = {one: why for one in found if (why := trial.miscounted(one)) is not None}
     left = [one for one in found if one not in failed]
     while left:
         together = _apart(left)
-        if not trial.holds(together):
-            failed |= {one: _CHANGED for one in together if not trial.holds([one])}
+        if trial.trouble(together) is not None:
+            failed |= {one: why for one in together if (why := trial.trouble([one])) is not None}
         left = [one for one in left if one not in together]
     return failed
 
@@ -67,23 +71,43 @@ def _apart(found: list[Found]) -> list[Found]:
     return chosen
 
 
+@dataclass
+class _Pass:
+    """What one forward pass has shown."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    outputs: dict[str, list[Tensor]] = field(default_factory=dict)  # the model's has no name
+
+
 class _Trial:
-    def __init__(self, model: nn.Module, example_inputs: Any) -> None:
-        self.model, self.inputs = model, example_inputs
-        self.calls: Counter[str] = Counter()
-        plain = self._copy()
-        for name, module in plain.named_modules():
-            module.register_forward_hook(lambda *_, name=name: self.calls.update([name]))
+    def __init__(self, model: nn.Module, seconds: set[str], example_inputs: Any) -> None:
+        self.model, self.seconds, self.inputs = model, seconds, example_inputs
+        self.copy_tensor: Callable[[Tensor], Tensor | None] = as_it_is
         try:
-            self.expected = self._run(plain)
+            self.plain = self._run(self._copy())
         except Exception as error:
             raise FissileError(
                 f"the model does not run with these example_inputs: {type(error).__name__}: {error}"
             ) from error
+        if sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST:
+            self._go_double()
+
+    def _go_double(self) -> None:
+        """Use numbers of 64 bits, which tell a small change from rounding, if the model can."""
+        self.copy_tensor = in_double
+        try:
+            plain = self._run(self._copy())
+        except Exception:  # code that insists on its own dtype
+            plain = None
+        if plain is not None and plain.calls == self.plain.calls:
+            self.plain = plain
+        else:
+            self.copy_tensor = as_it_is
 
     def miscounted(self, found: Found) -> str | None:
         """Say whether a layer runs more often than what reads it, in one pass."""
-        firsts, second = [self.calls[name] for name in found.firsts], self.calls[found.second]
+        calls = self.plain.calls
+        firsts, second = [calls[name] for name in found.firsts], calls[found.second]
         if any(count > second for count in firsts):
             return f"it is called more often than {found.second!r}, which reads it"
         if any(count < second for count in firsts):
@@ -92,33 +116,49 @@ class _Trial:
             return f"{found.doubt} (the example_inputs given do not reach it)"
         return None
 
-    def holds(self, found: list[Found]) -> bool:
-        """Tell whether the model computes the same when these places are doubled."""
+    def trouble(self, found: list[Found]) -> str | None:
+        """Say whether the model computes something else when these places are doubled."""
         work = self._copy()
         for one in found:
             _double(work, one)
         try:
-            outputs = self._run(work)
+            wide = self._run(work)
         except Exception:  # a shape that no longer fits, whatever says so
-            return False
-        return len(outputs) == len(self.expected) and all(
-            _close(mine, theirs) for mine, theirs in zip(outputs, self.expected, strict=True)
-        )
+            return _CHANGED
+        layers = [name for one in found for name in (*one.firsts, one.second)]
+        if any(wide.calls[name] != self.plain.calls[name] for name in layers):
+            return "the model goes on calling the old layer, past its name"
+        # A branch that counts for little shows in its own layer, hardly in what the model returns.
+        for name in ("", *(one.second for one in found)):
+            mine, theirs = (run.outputs.get(name, []) for run in (wide, self.plain))
+            if len(mine) != len(theirs) or not all(map(_close, mine, theirs)):
+                return _CHANGED
+        return None
 
     def _copy(self) -> nn.Module:
-        """Copy the model but for its parameters, which nobody changes here."""
-        memo = {id(parameter): parameter for parameter in self.model.parameters()}
-        new = copy.deepcopy(self.model, memo)
-        new.eval()
-        return new
+        return copied_with(self.model, self.copy_tensor).eval()
 
-    def _run(self, model: nn.Module) -> list[Tensor]:
-        clone = lambda x: x.clone() if isinstance(x, Tensor) else x  # noqa: E731
-        positional, named = arguments_of(self.inputs)
-        torch.manual_seed(0)
+    def _run(self, model: nn.Module) -> _Pass:
+        seen = _Pass()
+
+        def note(name: str, output: Any) -> None:
+            seen.calls[name] += 1
+            if name in self.seconds or not name:
+                tensors = [tensor.clone() for tensor in _tensors(output)]
+                seen.outputs.setdefault(name, []).extend(tensors)
+
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                module.register_forward_hook(lambda *args, name=name: note(name, args[-1]))
+        positional, named = tree_map(self._input, arguments_of(self.inputs))
+        reseed()
         with torch.no_grad():
-            output = model(*tree_map(clone, positional), **tree_map(clone, named))
-        return [tensor.clone() for tensor in _tensors(output)]
+            model(*positional, **named)
+        return seen
+
+    def _input(self, x: Any) -> Any:
+        new = self.copy_tensor(x) if isinstance(x, Tensor) else None
+        return copy.copy(x) if new is None else new
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
@@ -169,13 +209,11 @@ def _layer(layer: nn.Module, *, neurons: bool) -> nn.Module:
     rows, columns = (-1, -2) if is_transposed(layer) else (-2, -1)
     if isinstance(layer, nn.Conv2d):
         rows, columns = 0, 1
-    weight, bias = new.get_parameter("weight").detach(), new._parameters["bias"]
-    if neurons:
-        new.weight = nn.Parameter(weight.repeat_interleave(2, rows))
-        if bias is not None:
-            new.bias = nn.Parameter(bias.detach().repeat_interleave(2, -1))
-    else:
-        new.weight = nn.Parameter(weight.repeat_interleave(2, columns) / 2)
+    wide = children_of(layer.get_parameter("weight").detach(), 2, rows if neurons else columns)
+    new.weight = nn.Parameter(wide if neurons else wide / 2)
+    bias = copied(layer._parameters["bias"], 2 if neurons else 1)
+    if bias is not None:
+        new.bias = nn.Parameter(bias)
     for name in _MAKES if neurons else _READS:
         if hasattr(new, name):
             setattr(new, name, 2 * getattr(new, name))
