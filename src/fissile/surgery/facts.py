@@ -19,7 +19,8 @@ from fissile.layers import is_transposed
 __all__ = [
     "contents", "forward_of", "has_hooks", "held_aside", "is_expanded", "is_layer", "is_norm",
     "is_torch_s", "is_transformer_layer", "kind_of", "marks_of", "norm_trouble",
-    "passes_channels", "passes_silently", "shape_of", "sizes_of", "tied", "trouble_of", "widens", "wrapped_in",
+    "passes_channels", "passes_silently", "shape_of", "sizes_of", "tied", "trouble_of", "widens",
+    "wrapped_in",
 ]  # fmt: skip
 
 _WRAPPERS = {
