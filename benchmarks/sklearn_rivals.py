@@ -19,7 +19,7 @@ from sklearn.neural_network import MLPClassifier
 import fissile
 from fissile.bank import Bank, Data, Spec
 from fissile.budget import prune_back
-from fissile.optim import Move, carry
+from fissile.optim import Move, carried
 from fissile.sklearn import FissileClassifier
 from fissile.sklearn.width import count, width
 
@@ -119,7 +119,7 @@ def smaller(model, adam, weights):
     for old, layer in ((model.layers[0], new.layers[0]), (model.layers[2], new.layers[2])):
         moves.append(Move(old.weight, layer.weight, lambda t, mask=layer.mask: t * mask))
         moves.append(Move(old.bias, layer.bias, lambda t: t))
-    carry(adam, moves)
+    carried(adam, moves)()
     return new, adam
 
 

@@ -17,6 +17,7 @@ import torch
 from nbclient import NotebookClient
 
 import fissile
+from fissile import split
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -30,6 +31,12 @@ def script(name):
     sys.modules[name] = module  # where a dataclass looks for its own annotations
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(autouse=True)
+def own_splits(monkeypatch):
+    """Splits that pages and docstrings register are gone afterwards."""
+    monkeypatch.setattr(split, "_SPLITS", dict(split._SPLITS))
 
 
 page_runner, include = script("run"), script("include")

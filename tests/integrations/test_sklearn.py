@@ -307,7 +307,7 @@ def test_other_files_are_refused(tmp_path):
         ({"nonzeros": 0.5, "hidden": None}, "nonzeros=0.5 is not a whole number"),
         ({"hidden": 0}, "hidden=0 is not a whole number of at least 1"),
         ({"alpha": 0}, "alpha=0"),
-        ({"split": "halves"}, "unknown split 'halves'"),
+        ({"split": "slices"}, "unknown split 'slices'"),
         ({"warm_up": -1}, "warm_up=-1"),
         ({"batch": 0}, "batch=0"),
         ({"lr": -1.0}, "lr=-1.0 must be 0 or more"),
