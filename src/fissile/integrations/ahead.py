@@ -1,15 +1,58 @@
-"""What can be said of an expansion before the run in the middle of which it will happen."""
+"""An expansion that lies ahead, in the middle of a run: what the callbacks have in common."""
 
 from __future__ import annotations
 
 from torch import nn
+from torch.optim import Optimizer
 
+from fissile.budget import Budget, check_budget
 from fissile.choose import Where, choose
-from fissile.errors import FissileError
+from fissile.errors import FissileError, whole
+from fissile.expand import expand
 from fissile.pattern import check_alpha
+from fissile.split import Split, resolve_split
 from fissile.surgery.discover import discover
 
-__all__ = ["check_places"]
+__all__ = ["Ahead", "check_places"]
+
+
+class Ahead:
+    """When to expand, and how; a callback is this and its library's own base class."""
+
+    def __init__(
+        self,
+        alpha: int,
+        *,
+        epoch: int | None = None,
+        step: int | None = None,
+        split: str | Split = "random",
+        where: Where | None = None,
+        seed: int = 0,
+        budget: Budget = "weights",
+    ) -> None:
+        super().__init__()
+        if (epoch is None) == (step is None):
+            raise FissileError("give ExpandAt either epoch= or step=, to say when to split")
+        self.alpha = whole("alpha", alpha, least=1)
+        self.epoch = None if epoch is None else whole("epoch", epoch, least=0)
+        self.step = None if step is None else whole("step", step, least=0)
+        self.split, self.where = resolve_split(split), where
+        self.seed, self.budget = whole("seed", seed, least=0), check_budget(budget)
+
+    def _when(self) -> str:
+        return f"step {self.step}" if self.step is not None else f"epoch {self.epoch}"
+
+    def _expand(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        expand(
+            model,
+            self.alpha,
+            self.split,
+            where=self.where,
+            seed=self.seed,
+            budget=self.budget,
+            optimizer=optimizer,
+            inplace=True,
+        )
 
 
 def check_places(model: nn.Module, alpha: int, where: Where | None) -> None:

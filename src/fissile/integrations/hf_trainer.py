@@ -11,15 +11,11 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from fissile.budget import Budget, check_budget
-from fissile.choose import Where
-from fissile.errors import FissileError, whole
-from fissile.expand import expand
-from fissile.integrations.ahead import check_places
+from fissile.errors import FissileError
+from fissile.integrations.ahead import Ahead, check_places
 from fissile.integrations.loggers import describe
 from fissile.layers import SparseLayer
 from fissile.optim import check_optimizer
-from fissile.split import Split, resolve_split
 from fissile.surgery.facts import is_layer
 
 __all__ = ["ExpandAt"]
@@ -29,7 +25,7 @@ _LOGGED = ("nonzeros", "neurons", "dead")
 _STRUCTURE = ("owner", "mask", "degree")
 
 
-class ExpandAt(TrainerCallback):
+class ExpandAt(Ahead, TrainerCallback):
     """Expand the model at the start of an epoch, or before a step, and let training go on.
 
     >>> trainer = Trainer(bert, args, train_dataset=data, callbacks=[ExpandAt(2, epoch=3)])
@@ -60,27 +56,9 @@ class ExpandAt(TrainerCallback):
         split: as in :func:`fissile.expand`, and so are ``where``, ``seed`` and ``budget``.
     """
 
-    def __init__(
-        self,
-        alpha: int,
-        *,
-        epoch: int | None = None,
-        step: int | None = None,
-        split: str | Split = "random",
-        where: Where | None = None,
-        seed: int = 0,
-        budget: Budget = "weights",
-    ) -> None:
-        if (epoch is None) == (step is None):
-            raise FissileError("give either epoch= or step=, to say when to split")
-        self.alpha = whole("alpha", alpha, least=1)
-        self.epoch = None if epoch is None else whole("epoch", epoch, least=0)
-        self.step = None if step is None else whole("step", step, least=0)
-        self.split, self.where = resolve_split(split), where
-        self.seed, self.budget = whole("seed", seed, least=0), check_budget(budget)
-        self._done = False
-        self._news: dict[str, float] = {}
-        self._watch: RemovableHandle | None = None
+    _done = False
+    _news: Mapping[str, float] = {}
+    _watch: RemovableHandle | None = None
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -119,14 +97,14 @@ class ExpandAt(TrainerCallback):
     ) -> None:
         """Split if this is the epoch."""
         if self.epoch is not None and not self._done and (state.epoch or 0) >= self.epoch:
-            self._expand(state, given["model"], given["optimizer"])
+            self._split_now(state, given["model"], given["optimizer"])
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Split if this is the step."""
         if self.step is not None and not self._done and state.global_step >= self.step:
-            self._expand(state, given["model"], given["optimizer"])
+            self._split_now(state, given["model"], given["optimizer"])
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -135,23 +113,14 @@ class ExpandAt(TrainerCallback):
         given["logs"].update(self._news)
         self._news = {}
 
-    def _expand(self, state: TrainerState, model: nn.Module, optimizer: Optimizer) -> None:
-        expand(
-            model,
-            self.alpha,
-            self.split,
-            where=self.where,
-            seed=self.seed,
-            budget=self.budget,
-            optimizer=optimizer,
-            inplace=True,
-        )
+    def _split_now(self, state: TrainerState, model: nn.Module, optimizer: Optimizer) -> None:
+        self._expand(model, optimizer)
         self._done = True
         # The best checkpoint so far is of another shape: the Trainer could not load it at the end.
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
         self._news = _numbers(model)
         now = {"epoch": state.epoch or 0, "step": state.global_step}
-        state.log_history.append(self._news | now)
+        state.log_history.append({**self._news, **now})
 
     def _is_past(self, state: TrainerState) -> bool:
         if self.step is not None:
@@ -170,9 +139,6 @@ class ExpandAt(TrainerCallback):
                 f"training ends before {self._when()} begins ({state.max_steps} steps in "
                 f"{state.num_train_epochs} epochs); split earlier"
             )
-
-    def _when(self) -> str:
-        return f"step {self.step}" if self.step is not None else f"epoch {self.epoch}"
 
 
 def _check_alone(args: TrainingArguments) -> None:

@@ -23,17 +23,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from fissile.budget import Budget, check_budget
-from fissile.choose import Where
-from fissile.errors import FissileError, needs, whole
-from fissile.expand import expand
-from fissile.integrations.ahead import check_places
+from fissile.errors import FissileError, needs
+from fissile.integrations.ahead import Ahead, check_places
 from fissile.integrations.lightning_files import from_checkpoint, load, to_checkpoint
 from fissile.integrations.loggers import describe
 from fissile.integrations.parallel import check_same
 from fissile.layers import SparseLayer
 from fissile.optim import check_optimizer
-from fissile.split import Split, resolve_split
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback as _Callback
@@ -57,7 +53,7 @@ __all__ = ["ExpandAt", "load"]
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
 
 
-class ExpandAt(_Callback):
+class ExpandAt(Ahead, _Callback):
     """Expands the module at the start of an epoch, or before a step, and trains on.
 
     >>> Trainer(max_epochs=20, callbacks=[ExpandAt(alpha=2, epoch=10)])
@@ -78,27 +74,8 @@ class ExpandAt(_Callback):
         budget: ``"weights"`` or ``"all"``.
     """
 
-    def __init__(
-        self,
-        alpha: int,
-        *,
-        epoch: int | None = None,
-        step: int | None = None,
-        split: str | Split = "random",
-        where: Where | None = None,
-        seed: int = 0,
-        budget: Budget = "weights",
-    ) -> None:
-        super().__init__()
-        if (epoch is None) == (step is None):
-            raise FissileError("give ExpandAt either epoch= or step=")
-        self.alpha = whole("alpha", alpha, least=1)
-        self.epoch = None if epoch is None else whole("epoch", epoch, least=0)
-        self.step = None if step is None else whole("step", step, least=0)
-        self.split, self.where = resolve_split(split), where
-        self.seed, self.budget = whole("seed", seed, least=0), check_budget(budget)
-        #: Whether the expansion lies behind.
-        self.expanded = False
+    #: Whether the expansion lies behind.
+    expanded = False
 
     @property
     def state_key(self) -> str:
@@ -159,16 +136,7 @@ class ExpandAt(_Callback):
             return
         _without_redirection(pl_module)
         with _as_one(trainer.optimizers) as optimizer:
-            expand(
-                pl_module,
-                self.alpha,
-                self.split,
-                where=self.where,
-                seed=self.seed,
-                budget=self.budget,
-                optimizer=optimizer,
-                inplace=True,
-            )
+            self._expand(pl_module, optimizer)
         self.expanded = True
         _wrap_again(trainer.strategy, pl_module)
         numbers = {f"fissile/{name}": number for name, number in describe(pl_module).items()}
@@ -195,9 +163,6 @@ class ExpandAt(_Callback):
         when = self.epoch if self.epoch is not None else self.step
         assert when is not None
         return most is not None and 0 <= most <= when
-
-    def _when(self) -> str:
-        return f"step {self.step}" if self.step is not None else f"epoch {self.epoch}"
 
 
 def _is_short(trainer: Any) -> bool:
