@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -103,6 +104,8 @@ SORTS = {
     "conv": Sort(Filters, ("one",), "two", "conv", image=True),
 }
 
+EVERY = pytest.mark.parametrize("sort", SORTS.values(), ids=SORTS)
+
 
 @torch.no_grad()
 def roughened(model, decimals=1):
@@ -112,3 +115,19 @@ def roughened(model, decimals=1):
             parameter.mul_(3).copy_(parameter.float().round(decimals=decimals))
             parameter.view(-1)[0] = 1.0
     return model
+
+
+def trained(sort, steps=2, **sizes):
+    """A model and an AdamW that have seen a few steps."""
+    torch.manual_seed(0)
+    model = sort.make(**sizes)
+    adam = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.3)
+    train(model, adam, sort, steps)
+    return model, adam
+
+
+def train(model, optimizer, sort, steps=2):
+    for _ in range(steps):
+        (model(sort.inputs()) - 1).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
