@@ -19,6 +19,7 @@ import sys
 import time
 
 import torch
+from about import commit, machine
 
 import fissile
 from fissile.bank import Bank, Data, Spec
@@ -219,19 +220,6 @@ def product_rate(device, synchronize):
     size = 8192 if device == "cuda" else 2048
     a, b = torch.randn(2, size, size, device=device)
     return 2 * size**3 / best_of(lambda: a @ b, synchronize)
-
-
-def machine(device):
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    with open("/proc/cpuinfo") as file:
-        model = next((line for line in file if line.startswith("model name")), ": unknown")
-    return f"{model.split(':')[1].strip()}, {os.cpu_count()} cores"
-
-
-def commit():
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
 
 
 def main():

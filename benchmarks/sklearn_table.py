@@ -12,7 +12,6 @@ import datetime
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import sklearn
 import torch
+from about import commit, machine
 from joblib import Parallel, delayed
 from sklearn_rivals import LOGISTIC, NETWORKS, digits, features, job
 
@@ -101,17 +101,6 @@ def verdicts(name, cells):
         ]
         level = f"; within two standard errors of it: {', '.join(near)}" if near else ""
         yield f"- {name}, {budget:,}: best is {best} ({cell(row[best])}){level}."
-
-
-def machine():
-    with open("/proc/cpuinfo") as file:
-        model = next((line for line in file if line.startswith("model name")), ": unknown")
-    return f"{model.split(':')[1].strip()}, {os.cpu_count()} cores"
-
-
-def commit():
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
 
 
 def page(cells, about):

@@ -1,10 +1,12 @@
 """A web server of one file that can be told to misbehave."""
 
+import hashlib
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 CONTENT = bytes(range(256)) * 4096  # a megabyte
+MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Site:
@@ -67,3 +69,8 @@ def serving(handler=Handler):
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def beside(path):
+    """Name what is in the folder of a file."""
+    return sorted(other.name for other in path.parent.iterdir())

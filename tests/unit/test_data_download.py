@@ -1,21 +1,19 @@
 """Downloads from a real server: cut, resumed, changed, refused."""
 
 import errno
-import hashlib
 import http.client
 import json
 import os
 import threading
 
 import pytest
-from web import CONTENT, Handler, serving
+from web import CONTENT, MD5, Handler, beside, serving
 
 from fissile import FileError, FissileError
 from fissile.data import download as module
 from fissile.data.download import download
 
 OTHER = CONTENT[::-1]
-MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 @pytest.fixture
@@ -27,10 +25,6 @@ def site():
 @pytest.fixture
 def to(tmp_path):
     return tmp_path / "data" / "a.tar.gz"
-
-
-def beside(to):
-    return sorted(path.name for path in to.parent.iterdir())
 
 
 def cut(site, to, at=300_000):

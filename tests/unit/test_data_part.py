@@ -2,16 +2,13 @@
 
 import errno
 import fcntl
-import hashlib
 import os
 
 import pytest
-from web import CONTENT, Handler, serving
+from web import CONTENT, MD5, Handler, beside, serving
 
 from fissile import FileError
 from fissile.data.download import download
-
-MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 @pytest.fixture
@@ -23,10 +20,6 @@ def site():
 @pytest.fixture
 def to(tmp_path):
     return tmp_path / "data" / "a.tar.gz"
-
-
-def beside(to):
-    return sorted(path.name for path in to.parent.iterdir())
 
 
 def test_two_at_once(site, to):

@@ -165,7 +165,8 @@ def test_wandb_itself(tmp_path):
     assert list(tmp_path.rglob("*.wandb"))
 
 
-def test_mlflow_itself(tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore")  # its database speaks of its own deprecations
+def test_mlflow_itself(tmp_path):
     mlflow = pytest.importorskip("mlflow")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
     logger = MLflow(run_name="wide")
