@@ -29,7 +29,7 @@ bench-bank: .venv/bench.stamp
 bench-cnn: .venv/demo.stamp
 	$(BIN)/python benchmarks/cnn.py
 
-# FissileClassifier beside other classifiers at several budgets, into docs/ (a quarter of an hour).
+# FissileClassifier beside other classifiers at several budgets, into docs/ (some ten minutes).
 bench-sklearn: .venv/test.stamp
 	$(BIN)/python benchmarks/sklearn_table.py
 	$(BIN)/python docs/include.py
