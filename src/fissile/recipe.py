@@ -24,7 +24,6 @@ from fissile.layers import (
     Geometry,
     MaskedConv2d,
     MaskedLinear,
-    Partitioned,
     PartitionedConv2d,
     PartitionedLinear,
     SparseConv2d,
@@ -41,12 +40,11 @@ __all__ = ["METHOD", "note", "rebuild", "recipe_of", "renamed"]
 METHOD = "fissile"
 
 _KINDS: dict[str, type[SparseLayer]] = {
-    "partitioned": PartitionedLinear,
-    "masked": MaskedLinear,
-    "dropconnect": DropConnectLinear,
-    "partitioned-conv": PartitionedConv2d,
-    "masked-conv": MaskedConv2d,
-}
+    one.kind: one
+    for one in (
+        PartitionedLinear, MaskedLinear, DropConnectLinear, PartitionedConv2d, MaskedConv2d,
+    )
+}  # fmt: skip
 
 
 def recipe_of(model: nn.Module) -> dict[str, Any]:
@@ -149,10 +147,10 @@ class _Growth:
 
 
 def _entry(layer: SparseLayer) -> dict[str, Any]:
-    kind = next(name for name, known in _KINDS.items() if type(layer) is known)
-    entry: dict[str, Any] = {"kind": kind, "inputs": layer.inputs, "outputs": layer.outputs}
-    if isinstance(layer, Partitioned):
-        entry["alpha"] = layer.alpha
+    sizes = {"inputs": layer.inputs, "outputs": layer.outputs}
+    entry: dict[str, Any] = {"kind": layer.kind, **sizes}
+    if (alpha := getattr(layer, "alpha", None)) is not None:
+        entry["alpha"] = alpha
     if isinstance(layer, SparseLinear) and layer.transposed:
         entry["transposed"] = True
     return entry

@@ -25,7 +25,7 @@ from fissile.split import Gram, Split, resolve_split
 if TYPE_CHECKING:
     from fissile.vision import Trained
 
-__all__ = ["Outcome", "compute"]
+__all__ = ["Outcome", "bank_arm", "compute"]
 
 OnSteps = Callable[[float], None]
 OnOutcomes = Callable[[list["Outcome"]], None]
@@ -99,7 +99,7 @@ def _on_bank(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> 
     share = _Share(on_steps, len(networks) * warm_up + len(trials) * fine_tune)
     bank.train(until=warm_up, progress=share)
     warm = bank.last if warm_up else torch.full((len(networks),), torch.nan)
-    branched = bank.branch({repr(arm): _bank_arm(arm, first) for arm in arms})
+    branched = bank.branch({repr(arm): bank_arm(arm, first) for arm in arms})
     branched.train(until=warm_up + fine_tune, progress=share)
     table = {"accuracy": branched.last, "best": branched.best, "nonzeros": branched.nonzeros}
     table |= bench.measures(branched)
@@ -133,7 +133,8 @@ class _Share(quiet):
             self._tell(self._done / self._epochs)
 
 
-def _bank_arm(arm: Arm, network: Trial) -> BankArm:
+def bank_arm(arm: Arm, network: Trial) -> BankArm:
+    """Return what a bank calls an arm of a trial."""
     match arm.split:
         case "dense":
             return Dense()
@@ -185,7 +186,7 @@ def _convolutional(
     vision.train(
         [vision.Network(_images(one).projection, one.neurons, one.number) for one in networks],
         vision.Images(*map(torch.tensor, (held.x, held.y, held.x_test, held.y_test))),
-        {repr(arm): _bank_arm(arm, first) for arm in arms},
+        {repr(arm): bank_arm(arm, first) for arm in arms},
         recipe=first.recipe,
         warm_up=first.warm_up,
         fine_tune=first.fine_tune,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ __all__ = ["Masked", "Partitioned", "SparseLayer"]
 class SparseLayer(nn.Module, ABC):
     """A layer whose weight is mostly not there; a subclass says what it computes with it."""
 
+    #: What a recipe calls it.
+    kind: ClassVar[str]
+    #: Whether it is for inference alone.
+    packed: ClassVar[bool] = False
     weight: nn.Parameter
     bias: nn.Parameter | None
     #: Of a layer that reads children: which layers it was split with, by names beside its own.

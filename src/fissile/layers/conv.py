@@ -131,6 +131,8 @@ class PartitionedConv2d(Partitioned, SparseConv2d):
     tensor([ 9., 18.], grad_fn=...)
     """
 
+    kind = "partitioned-conv"
+
     def __init__(
         self,
         weight: Float[Tensor, "parents inputs height width"],
@@ -156,6 +158,8 @@ class MaskedConv2d(Masked, SparseConv2d):
     >>> MaskedConv2d(torch.ones(1, 2, 1, 1), mask)(torch.full((2, 1, 1), 3.0)).item()
     3.0
     """
+
+    kind = "masked-conv"
 
     def __init__(
         self,

@@ -101,6 +101,8 @@ class PartitionedLinear(Partitioned, SparseLinear):
     tensor([1., 5.], grad_fn=...)
     """
 
+    kind = "partitioned"
+
     def __init__(
         self,
         weight: Float[Tensor, "*batch parents inputs"],
@@ -124,6 +126,8 @@ class MaskedLinear(Masked, SparseLinear):
     tensor([1.], grad_fn=...)
     """
 
+    kind = "masked"
+
     def __init__(
         self,
         weight: Float[Tensor, "*batch outputs inputs"],
@@ -145,6 +149,7 @@ class DropConnectLinear(SparseLinear):
     anew every time; in evaluation the dense weight is scaled by the share of active weights.
     """
 
+    kind = "dropconnect"
     degree: Tensor
     stream: Tensor
 
