@@ -20,6 +20,14 @@ from fissile.layers import (
     PartitionedLinear,
 )
 from fissile.network import MLP
+from fissile.packed import (
+    PackedMaskedConv2d,
+    PackedMaskedLinear,
+    PackedPartitionedConv2d,
+    PackedPartitionedLinear,
+    pack,
+    unpack,
+)
 from fissile.rewire import Rewire
 from fissile.split import (
     Blocks,
@@ -49,6 +57,10 @@ __all__ = [
     "MaskedLinear",
     "NonZeros",
     "Overlapping",
+    "PackedMaskedConv2d",
+    "PackedMaskedLinear",
+    "PackedPartitionedConv2d",
+    "PackedPartitionedLinear",
     "PartitionedConv2d",
     "PartitionedLinear",
     "Place",
@@ -64,10 +76,12 @@ __all__ = [
     "load",
     "measure",
     "nonzeros",
+    "pack",
     "register_split",
     "save",
     "summary",
     "theory",
     "to_dense",
     "to_masked",
+    "unpack",
 ]

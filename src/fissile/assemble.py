@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from fissile.children import Carry
 from fissile.errors import FissileError
 from fissile.optim import Move, carried
-from fissile.surgery.facts import marks_of
+from fissile.surgery.facts import marks_of, refuse_packed
 
 __all__ = ["Replacement", "assemble", "without_fast_path"]
 
@@ -34,6 +34,7 @@ def assemble(
     inplace: bool = False,
 ) -> nn.Module:
     """Put the new modules in their places, in a copy or in the model, and move the optimizer."""
+    refuse_packed(model)
     if inplace and any(not new.name for new in replacements):
         raise FissileError("the model is itself the layer to replace; leave out inplace=True")
     for new in replacements:

@@ -7,30 +7,34 @@ that loading needs no code of the user's. A file is checked before anything is m
 from __future__ import annotations
 
 import copy
-import json
 import os
-import tempfile
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.sparse import SparseSemiStructuredTensor
 
 from fissile.children import resize, width_of
+from fissile.container import (
+    MISFITS,
+    VERSION,
+    check_patterns,
+    check_sizes,
+    check_tensors,
+    names_in,
+    read,
+    write,
+)
 from fissile.errors import FileError, needs
-from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 from fissile.network import MLP
+from fissile.packed import files as packs
+from fissile.packed.convert import finish
+from fissile.packed.layers import Packed
 from fissile.recipe import rebuild, recipe_of
 
 __all__ = ["load", "save"]
-
-_VERSION = 1
-# Whatever a recipe that fits no model runs into, it becomes one clear error.
-_MISFITS = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError,
-    RuntimeError, TypeError, ValueError,
-)  # fmt: skip
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -39,17 +43,21 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     >>> save(expand(model, 2), "wide.safetensors")
     """
     needs("safetensors", "files")
-    from safetensors.torch import save_file
-
     tensors = {}
     for key, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             raise FileError(f"cannot save {key!r}: it is a {type(value).__name__}, not a tensor")
+        if isinstance(value, SparseSemiStructuredTensor):
+            raise FileError(f"cannot save {key!r}, a 2:4 tensor; save the expanded model instead")
         tensors[key] = value.detach().cpu().clone().contiguous()  # tied tensors become two
     mlp = model.recipe() if type(model) is MLP else None
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    recipe = {"version": _VERSION, "mlp": mlp, "frozen": frozen} | recipe_of(model)
-    _replace(Path(path), lambda temporary: save_file(tensors, temporary, _metadata(recipe)))
+    recipe = {"version": VERSION, "mlp": mlp, "frozen": packs.frozen_in(model)} | recipe_of(model)
+    if packed := packs.entries_of(model):
+        tensors = packs.for_file(model, tensors)
+        for name, entry in packed.items():
+            recipe["layers"][name] |= entry
+        recipe["crc32"] = packs.checksum(tensors)
+    write(tensors, recipe, Path(path))
 
 
 def load(
@@ -67,20 +75,24 @@ def load(
         path: the file.
         model: for anything but a ``fissile.MLP``, a model of the same architecture, dense (as
             narrow as it was, or as wide) or expanded; a filled copy is returned, in the given
-            model's dtype.
+            model's dtype, or in the file's if that is packed.
         device: where the new model shall live, if no model is given.
     """
     needs("safetensors", "files")
-    tensors, recipe = _read(Path(path))
+    tensors, recipe = read(Path(path))
+    if model is not None and any(isinstance(module, Packed) for module in model.modules()):
+        raise FileError("load() fills a dense or an expanded model, and this one is packed")
     try:
         built = _empty_mlp(recipe) if model is None else copy.deepcopy(model)
         if model is None:
             _resize_slopes(built, tensors)
+        if packs.is_packed(recipe):
+            return _load_packed(built, tensors, recipe, device if model is None else None)
         recipe = _completed(recipe, tensors, built)
-        _check_sizes(recipe["layers"], tensors)
+        check_sizes(recipe["layers"], tensors)
         rebuild(built, recipe)
-        _check_tensors(built, tensors)
-        _check_patterns(built, tensors)
+        check_tensors(built, tensors)
+        check_patterns(built, tensors)
         built.load_state_dict(tensors, assign=model is None)
         if model is None:
             _try_out(built)
@@ -88,64 +100,44 @@ def load(
             _freeze(built, recipe.get("frozen", []))
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
-    except _MISFITS as error:
+    except MISFITS as error:
         raise FileError(f"{path}: the recipe and the tensors do not fit: {error}") from None
     return built
 
 
-def _metadata(recipe: dict[str, Any]) -> dict[str, str]:
-    return {"fissile": json.dumps(recipe)}
-
-
-def _replace(path: Path, write: Callable[[str], None]) -> None:
-    """Write beside the file and rename: a full disk or a crash never costs what was there."""
-    from safetensors import SafetensorError
-
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        write(temporary)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"could not write {path}: {error}") from None
-    finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if "fissile" not in metadata:
-                raise FileError(f"{path}: not a fissile file: it has no recipe in its metadata")
-            recipe = json.loads(metadata["fissile"])
-            # Cloned: tensors that lie askew in the file's buffer round a little differently.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"{path}: not a readable safetensors file: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: the recipe is damaged: {error}") from None
-    if not isinstance(recipe, dict) or not isinstance(recipe.get("layers"), dict):
-        raise FileError(f"{path}: the recipe is damaged: it names no layers")
-    if recipe.get("version") != _VERSION:
-        raise FileError(
-            f"{path}: written in version {recipe.get('version')!r} of the format, this is "
-            f"version {_VERSION}; update fissile"
-        )
-    return tensors, recipe
+def _load_packed(
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    recipe: dict[str, Any],
+    device: torch.device | str | None,
+) -> nn.Module:
+    """Fill a dense model with a packed file, in the file's dtypes."""
+    if recipe.get("crc32") != packs.checksum(tensors):
+        raise FileError("the tensors are not those that were written: their checksum differs")
+    layers = {name: entry for name, entry in recipe["layers"].items() if "layout" in entry}
+    home, tied = device, packs.ties_in(model)
+    if home is None:
+        home = next((parameter.device for parameter in model.parameters()), "cpu")
+    for name in layers:
+        with suppress(AttributeError):  # rebuild says what is missing
+            model.get_submodule(name).to("meta")
+    rebuild(
+        model,
+        recipe | {"layers": {n: packs.expanded_entry(e) for n, e in recipe["layers"].items()}},
+    )
+    tensors = packs.from_file(tensors, recipe, model)
+    check_tensors(model, tensors)
+    check_patterns(model, tensors)
+    model.load_state_dict(tensors, assign=True)
+    packs.tie(model, tied)
+    if type(model) is MLP:
+        _try_out(model)
+    names = frozenset(name for name, _ in model.named_parameters())
+    frozen = frozenset(names_in(recipe.get("frozen", [])))
+    if unknown := frozen - names:
+        raise FileError(f"the recipe is damaged: there is no {min(unknown)!r} that does not learn")
+    finish(model, names - frozen)
+    return model.to(home)
 
 
 def _empty_mlp(recipe: dict[str, Any]) -> nn.Module:
@@ -157,9 +149,7 @@ def _empty_mlp(recipe: dict[str, Any]) -> nn.Module:
 
 def _freeze(model: nn.Module, names: Any) -> None:
     """Let those parameters not learn that did not."""
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FileError("the recipe is damaged: what does not learn is no list of names")
-    for name in names:
+    for name in names_in(names):
         model.get_parameter(name).requires_grad_(False)
 
 
@@ -189,47 +179,6 @@ def _completed(
             if width_of(module) is not None and f"{name}.weight" in tensors
         }
     return recipe | {"layers": layers, "norms": norms}
-
-
-def _check_sizes(layers: dict[str, dict[str, Any]], tensors: dict[str, Tensor]) -> None:
-    """Let no layer be made that is larger than the file's own tensors."""
-    for name, entry in layers.items():
-        weight = tensors[f"{name}.weight"]
-        sizes = weight.shape[1], weight.shape[0] * entry.get("alpha", 1)
-        if not weight.is_floating_point() or sizes != (entry["inputs"], entry["outputs"]):
-            raise FileError(f"{name}.weight is not what the recipe says")
-
-
-def _check_patterns(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Refuse owners, masks and streams that no expansion makes."""
-    for name, layer in model.named_modules():
-        if not isinstance(layer, SparseLayer):
-            continue
-        for key, buffer in layer.named_buffers():
-            if tensors[f"{name}.{key}"].dtype is not buffer.dtype:
-                raise FileError(f"{name}.{key} is no tensor of {buffer.dtype}")
-        if isinstance(layer, Partitioned):
-            owner = tensors[f"{name}.owner"]
-            if bool(((owner < REMOVED) | (owner >= layer.alpha)).any()):
-                raise FileError(f"{name}.owner names a child outside 0 .. {layer.alpha - 1}")
-        elif isinstance(layer, DropConnectLinear):
-            degree = tensors[f"{name}.degree"]
-            if bool(((degree < 0) | (degree > layer.in_features)).any()):
-                raise FileError(f"{name}.degree does not fit its weight")
-
-
-def _check_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    expected = model.state_dict()
-    if missing := expected.keys() - tensors.keys():
-        raise FileError(f"the tensor {min(missing)!r} is missing")
-    if foreign := tensors.keys() - expected.keys():
-        raise FileError(f"the tensor {min(foreign)!r} has no place in the model")
-    for key, value in expected.items():
-        if tensors[key].shape != value.shape:
-            raise FileError(
-                f"the tensor {key!r} has shape {tuple(tensors[key].shape)}, "
-                f"the model needs {tuple(value.shape)}"
-            )
 
 
 def _try_out(model: nn.Module) -> None:

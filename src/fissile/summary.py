@@ -11,7 +11,7 @@ from torch import nn
 
 from fissile.budget import NonZeros, nonzeros
 from fissile.errors import FissileError
-from fissile.layers import DropConnectLinear, Partitioned, SparseConv2d, SparseLayer, is_transposed
+from fissile.layers import DropConnectLinear, SparseConv2d, SparseLayer, is_transposed
 from fissile.table import aligned
 
 __all__ = ["summary"]
@@ -114,10 +114,10 @@ def _describe(module: nn.Module) -> tuple[str, str, int]:
     """Return a layer's kind, its shape and how many weights it could have."""
     kind = type(module).__name__.removesuffix("Linear").lower()
     if isinstance(module, SparseLayer):
-        kind = kind.removesuffix("conv2d")
+        kind = kind.removesuffix("conv2d").replace("packed", "packed ")
         neurons, slots = str(module.outputs), module.pattern().numel()
-        if isinstance(module, Partitioned):
-            neurons = f"{module.outputs // module.alpha}×{module.alpha} = {neurons}"
+        if (alpha := getattr(module, "alpha", None)) is not None:
+            neurons = f"{module.outputs // alpha}×{alpha} = {neurons}"
         if isinstance(module, DropConnectLinear):
             kind = f"{kind}, {module.active():,} active"
         return kind, f"{module.inputs} → {neurons}{_kernel(module)}", slots

@@ -15,6 +15,7 @@ from fissile.surgery.facts import (
     held_aside,
     is_layer,
     kind_of,
+    refuse_packed,
     shape_of,
     sizes_of,
     tied,
@@ -58,6 +59,7 @@ def discover(model: nn.Module, example_inputs: Any = None) -> Discovery:
             forward pass. With them every place is tried out, and places are found also where the
             forward cannot be traced.
     """
+    refuse_packed(model)
     layers = {name: module for name, module in model.named_modules() if is_layer(module)}
     wrapped = wrapped_in(model)
     if wrapped is not None:

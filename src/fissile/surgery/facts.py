@@ -14,13 +14,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from fissile.children import width_of
-from fissile.layers import is_transposed
+from fissile.errors import FissileError
+from fissile.layers import SparseLayer, is_transposed
 
 __all__ = [
     "contents", "forward_of", "has_hooks", "held_aside", "is_expanded", "is_layer", "is_norm",
     "is_torch_s", "is_transformer_layer", "kind_of", "marks_of", "norm_trouble",
-    "passes_channels", "passes_silently", "shape_of", "sizes_of", "tied", "trouble_of", "widens",
-    "wrapped_in",
+    "passes_channels", "passes_silently", "refuse_packed", "shape_of", "sizes_of", "tied",
+    "trouble_of", "widens", "wrapped_in",
 ]  # fmt: skip
 
 _WRAPPERS = {
@@ -52,6 +53,12 @@ def is_expanded(module: nn.Module) -> bool:
     """Tell a layer of fissile's own, which was expanded before."""
     home = type(module).__module__
     return home == "fissile.layers" or home.startswith("fissile.layers.")
+
+
+def refuse_packed(model: nn.Module) -> None:
+    """Refuse a model for inference, whose layers are not what can be split or rewritten."""
+    if any(isinstance(module, SparseLayer) and module.packed for module in model.modules()):
+        raise FissileError("the model is packed for inference: call fissile.unpack first")
 
 
 def _is_quantized(module: nn.Module) -> bool:

@@ -1,0 +1,225 @@
+"""What the kernels are written with: vectors, addresses and how weights are read from memory.
+
+Inner loops are emitted as vector instructions because the compiler, left alone, does not vectorise
+sums that are dealt out to several children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, cast
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = [
+    "BYTES",
+    "FLOAT",
+    "WHOLE",
+    "Emit",
+    "compiled",
+    "get",
+    "instructions",
+    "put",
+    "signature",
+    "together",
+]
+
+#: The kinds of weights and the bytes of each.
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: How far ahead weights are asked for, where reading them is interrupted by wrong guesses.
+AHEAD, CACHE_LINE, LINES = 2048, 64, 4
+
+BIT, BYTE, HALF, WORD, WHOLE = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+FLOAT = ir.FloatType()
+
+#: Bytes of samples that every row of weights meets before the next samples come: they stay cached.
+SAMPLES = 1 << 19
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_tools: Any = cgutils  # it has no types
+
+
+def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile on the first call, keep the result on disk, and hold no lock while running."""
+    options: Any = {"nogil": True, "cache": True, "error_model": "numpy"}
+    return cast(Callable[_P, _R], njit(**options)(function))
+
+
+def instructions(function: Callable[..., Any]) -> Any:
+    """Let compiled functions call what a function emits; numbers known beforehand stay known."""
+    return intrinsic(prefer_literal=True)(function)
+
+
+def signature(*known: Any, numbers: int) -> Any:
+    """Return the type of an instruction on things known beforehand, then whole numbers."""
+    return types.void(*known, *[types.int64] * numbers)
+
+
+@compiled
+def together(width: int, tile: int) -> int:
+    """Return how many samples of so many inputs stay in the cache: some tiles, at least one."""
+    return max(1, SAMPLES // max(1, 4 * width * tile)) * tile
+
+
+class Emit:
+    """Emits instructions on vectors as wide as the processor's; memory is given by addresses."""
+
+    def __init__(self, context: Any, builder: Any, kind: str, width: int = 0) -> None:
+        triple, _, features = context.codegen().magic_tuple()
+        self.builder = builder
+        self.kind = kind
+        self.width = width or (16 if "+avx512f" in features else 8)
+        self._converts_halves = not triple.startswith(("x86", "i686")) or "+f16c" in features
+
+    def vector(self, element: Any) -> Any:
+        return ir.VectorType(element, self.width)
+
+    def all(self, element: Any, value: float) -> Any:
+        """Return a constant vector full of one number."""
+        return ir.Constant(self.vector(element), [ir.Constant(element, value)] * self.width)
+
+    def address(self, base: Any, offset: Any, kind: Any) -> Any:
+        return self.builder.inttoptr(self.builder.add(base, offset), kind.as_pointer())
+
+    def call(self, name: str, result: Any, args: list[Any], **how: Any) -> Any:
+        kind = ir.FunctionType(result, [arg.type for arg in args])
+        function = _tools.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(function, args, **how)
+
+    def load(self, base: Any, index: Any, element: Any, mask: Any = None) -> Any:
+        """Load a vector; entries that a mask leaves out are zero, and are not touched."""
+        kind = self.vector(element)
+        size = 4 if element == FLOAT else element.width // 8
+        pointer = self.address(base, self.builder.mul(index, WHOLE(size)), kind)
+        if mask is None:
+            return self.builder.load(pointer, align=size)
+        name = f"llvm.masked.load.v{self.width}{element.intrinsic_name}.p0"
+        return self.call(name, kind, [pointer, WORD(size), mask, self.all(element, 0)])
+
+    def code(self) -> Any:
+        """Return the whole number that has the bits of a weight."""
+        return ir.IntType(8 * BYTES[self.kind])
+
+    def values(self, codes: Any) -> Any:
+        """Turn the bits of weights into the numbers they stand for."""
+        b, floats = self.builder, self.vector(FLOAT)
+        if self.kind == "float32":
+            return b.bitcast(codes, floats)
+        if self.kind == "float16" and self._converts_halves:
+            return b.fpext(b.bitcast(codes, self.vector(ir.HalfType())), floats)
+        wide = b.zext(codes, self.vector(WORD))
+        if self.kind == "bfloat16":
+            return b.bitcast(b.shl(wide, self.all(WORD, 16)), floats)
+        return self._halves(wide)
+
+    def _halves(self, codes: Any) -> Any:
+        """Convert half precision by arithmetic, for processors that have no instruction for it."""
+        b, full = self.builder, self.all
+        magnitude = b.shl(b.and_(codes, full(WORD, 0x7FFF)), full(WORD, 13))
+        # The exponent now counts from another origin, which a multiplication sets right.
+        scaled = b.fmul(b.bitcast(magnitude, self.vector(FLOAT)), full(FLOAT, 2.0**112))
+        bits = b.bitcast(scaled, self.vector(WORD))
+        endless = b.icmp_unsigned(">=", magnitude, full(WORD, 0x7C00 << 13))
+        bits = b.select(endless, b.or_(bits, full(WORD, 0x7F800000)), bits)
+        sign = b.shl(b.and_(codes, full(WORD, 0x8000)), full(WORD, 16))
+        return b.bitcast(b.or_(bits, sign), self.vector(FLOAT))
+
+    def copies(self, value: Any) -> Any:
+        """Return a vector full of one number."""
+        b, kind = self.builder, self.vector(value.type)
+        single = b.insert_element(ir.Constant(kind, ir.Undefined), value, WORD(0))
+        order = ir.Constant(self.vector(WORD), [WORD(0)] * self.width)
+        return b.shuffle_vector(single, single, order)
+
+    def first(self, count: Any) -> Any:
+        """Mark the entries of a vector whose number is below a count."""
+        numbers = ir.Constant(self.vector(WHOLE), [WHOLE(i) for i in range(self.width)])
+        return self.builder.icmp_signed("<", numbers, self.copies(count))
+
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        flags = ("contract",)
+        return self.builder.fadd(self.builder.fmul(a, b, flags=flags), c, flags=flags)
+
+    def sum(self, value: Any) -> Any:
+        """Sum a vector up."""
+        if self.width == 1:
+            return self.builder.extract_element(value, WORD(0))
+        name = f"llvm.vector.reduce.fadd.v{self.width}f32"
+        return self.call(name, FLOAT, [ir.Constant(FLOAT, -0.0), value], fastmath=("reassoc",))
+
+    def variable(self, value: Any) -> Any:
+        """Return a variable, which ends up in a register."""
+        return _tools.alloca_once_value(self.builder, value)
+
+    @contextmanager
+    def loop(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
+        slices = _tools.for_range_slice(self.builder, start, stop, WHOLE(step), WHOLE)
+        with slices as (index, _):
+            yield index
+
+    def tile(self, first: Any, batch: Any, count: int) -> list[Any]:
+        """Return the numbers of a tile's samples; one that is not full repeats the last sample."""
+        b, last = self.builder, self.builder.sub(batch, WHOLE(1))
+        numbers = [b.add(first, WHOLE(t)) for t in range(count)]
+        return [b.select(b.icmp_signed("<", n, last), n, last) for n in numbers]
+
+    def rows(self, base: Any, numbers: list[Any], width: Any) -> list[Any]:
+        """Return where rows of so many float32 begin."""
+        b, size = self.builder, self.builder.mul(width, WHOLE(4))
+        return [b.add(base, b.mul(n, size)) for n in numbers]
+
+    def totals(self, unrolled: int, tile: int) -> list[list[Any]]:
+        """Return variables for the sums of every sample, twice or more where loops are unrolled."""
+        zero = self.all(FLOAT, 0.0)
+        return [[self.variable(zero) for _ in range(tile)] for _ in range(unrolled)]
+
+    def write(self, copies: Sequence[Any], bias: Any, y: Any, column: Any, relu: Any) -> None:
+        """Sum up what one output has gathered, add its bias if there is any, and write it."""
+        b, zero, offset = self.builder, ir.Constant(FLOAT, 0.0), self.builder.shl(column, WHOLE(2))
+        total = b.load(copies[0])
+        for copy in copies[1:]:
+            total = b.fadd(total, b.load(copy))
+        result = self.variable(self.sum(total))
+        with b.if_then(b.icmp_unsigned("!=", bias, WHOLE(0))):
+            shift = b.load(self.address(bias, offset, FLOAT))
+            b.store(b.fadd(b.load(result), shift), result)
+        value = b.load(result)
+        negative = b.fcmp_ordered("<", value, zero)  # NaN is not, and stays
+        cut = b.and_(negative, b.icmp_unsigned("!=", relu, WHOLE(0)))
+        b.store(b.select(cut, zero, value), self.address(y, offset, FLOAT))
+
+    def fetch_ahead(self, address: Any) -> None:
+        """Ask for weights that come soon."""
+        for line in range(LINES):
+            ahead = self.address(address, WHOLE(AHEAD + line * CACHE_LINE), BYTE)
+            how = [WORD(0), WORD(3), WORD(1)]  # to read, soon, as data
+            self.call("llvm.prefetch.p0", ir.VoidType(), [ahead, *how])
+
+
+@instructions
+def get(typing: Any, base: Any, index: Any) -> Any:
+    """Return a float32 from memory."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        base, index = args
+        return builder.load(builder.gep(builder.inttoptr(base, FLOAT.as_pointer()), [index]))
+
+    return types.float32(types.int64, types.int64), emit
+
+
+@instructions
+def put(typing: Any, base: Any, index: Any, value: Any) -> Any:
+    """Write a float32 to memory."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        base, index, value = args
+        pointer = builder.gep(builder.inttoptr(base, FLOAT.as_pointer()), [index])
+        builder.store(value, pointer)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), emit

@@ -1,0 +1,278 @@
+"""The packed layers as functions on tensors: what is given is checked, and a kernel chosen."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fissile.errors import FissileError, needs
+from fissile.packed.cpu.threads import Step, spread
+from fissile.packed.plain import bitmap_dense, owned_dense
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "ACTIVATIONS",
+    "RELU",
+    "activation_kernel",
+    "bitmap_kernel",
+    "bitmap_linear",
+    "bitmap_written",
+    "block",
+    "can_run",
+    "check_bitmap",
+    "check_owned",
+    "owned_kernel",
+    "owned_linear",
+    "owned_written",
+    "takes",
+]
+
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+RELU = 1
+KINDS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+MOST_CHILDREN = 8
+#: Up to how many samples a kernel was measured to be faster than writing the weights out for a
+#: dense product: of a partitioned and of a masked layer. PyTorch is best at bfloat16.
+MOST_SAMPLES = {
+    torch.float32: (1024, 256),
+    torch.float16: (1024, 512),
+    torch.bfloat16: (128, 64),
+}
+
+
+@cache
+def can_run() -> bool:
+    """Say whether numba is there and compiles; if not, use plain PyTorch.
+
+    >>> can_run()
+    True
+    """
+    try:
+        weight, bits = torch.ones(1), torch.ones(1, 1, dtype=torch.uint8)
+        start = torch.zeros(1, 1, dtype=torch.int32)
+        result = bitmap_linear(torch.ones(1, 1), weight, bits, start, None, 1, "none")
+    except Exception:  # whatever keeps numba from compiling, plain PyTorch does the work
+        return False
+    return bool(result == 1)
+
+
+def takes(
+    batch: int, dtype: torch.dtype, bits: int | None, group: int = 1, planes: bool = False
+) -> bool:
+    """Say whether a kernel is faster than writing the weights out for a dense product.
+
+    >>> takes(1, torch.float32, 2)
+    True
+
+    Args:
+        batch: the samples.
+        dtype: of the weights.
+        bits: of an owner; None for a masked layer.
+        group: of a masked layer; here it makes no difference.
+        planes: the owners lie beside the weights; here it makes no difference.
+    """
+    owned, masked = MOST_SAMPLES.get(dtype, (0, 0))
+    return batch <= masked if bits is None else batch <= owned and 1 <= bits <= 3
+
+
+def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
+    """Write a packed partitioned layer out, for batches that no kernel takes."""
+    return owned_dense(weight, planes, alpha)
+
+
+def bitmap_written(weight: Tensor, live: Tensor, start: Tensor, n: int, group: int) -> Tensor:
+    """Write a packed masked layer out, for batches that no kernel takes."""
+    return bitmap_dense(weight, live, group, n)
+
+
+def owned_linear(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    """Compute the children of a partitioned layer from its parents' weights.
+
+    >>> y = owned_linear(x, weight, None, bias, alpha=4, activation="relu")  # [batch, parents * 4]
+
+    Args:
+        x: [batch, inputs].
+        weight: [parents, inputs]; without planes its lowest bits say which child owns it.
+        planes: uint8 [bits, parents, ceil(inputs / 8)]: the owners, one bit per plane.
+        bias: [parents * alpha] or None.
+        alpha: children of a parent, 2 to 8.
+        activation: none, relu, gelu, gelu_tanh or silu.
+    """
+    check_owned(x, weight, planes, bias, alpha, activation)
+    y = _owned(_wide(x), weight, planes, bias, alpha, ACTIVATIONS[activation])
+    return _narrow(y, weight)
+
+
+def bitmap_linear(
+    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    """Compute a masked layer of which only the groups that exist are stored.
+
+    >>> y = bitmap_linear(x, weight, live, start, bias, group=4, activation="none")
+
+    Args:
+        x: [batch, inputs].
+        weight: the stored groups, row after row.
+        live: uint8 [outputs, ceil(groups / 8)]: which groups of a row are stored.
+        start: int32 [outputs, ceil(groups / 256)]: stored groups before every 256th.
+        bias: [outputs] or None.
+        group: neighbouring inputs that are stored together: 1, 2, 4 or 8.
+        activation: none, relu, gelu, gelu_tanh or silu.
+    """
+    check_bitmap(x.shape[-1], weight, live, start, bias, group, activation)
+    _check("x", x, (x.shape[0], x.shape[-1]), weight.dtype)
+    y = _bitmap(_wide(x), weight, live, start, bias, group, ACTIVATIONS[activation])
+    return _narrow(y, weight)
+
+
+def block(
+    x: Tensor, weight1: Tensor, planes: Tensor | None, bias1: Tensor | None, alpha: int,
+    activation: str, weight2: Tensor, live: Tensor, start: Tensor, bias2: Tensor | None, group: int,
+) -> Tensor:  # fmt: skip
+    """Compute a partitioned layer, its activation and the masked layer after it.
+
+    >>> y = block(x, weight1, None, bias1, 4, "relu", weight2, live, start, bias2, group=4)
+
+    What is between the layers is never rounded to half precision.
+    """
+    check_owned(x, weight1, planes, bias1, alpha, activation)
+    check_bitmap(alpha * weight1.shape[0], weight2, live, start, bias2, group, "none")
+    if weight2.dtype is not weight1.dtype:
+        raise FissileError(f"the layers are {weight1.dtype} and {weight2.dtype}; use one dtype")
+    hidden = _owned(_wide(x), weight1, planes, bias1, alpha, ACTIVATIONS[activation])
+    return _narrow(_bitmap(hidden, weight2, live, start, bias2, group, 0), weight2)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.float32 else x.float()  # asking is quicker than converting
+
+
+def _narrow(y: Tensor, weight: Tensor) -> Tensor:
+    return y if weight.dtype is torch.float32 else y.to(weight.dtype)
+
+
+def _owned(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int, act: int
+) -> Tensor:
+    (h, d), batch = weight.shape, x.shape[0]
+    bits = (alpha - 1).bit_length()
+    y = x.new_empty(batch, h * alpha)
+    bias = None if bias is None else _wide(bias)
+    kernel = owned_kernel(weight.dtype, 1 << bits, planes is not None, batch > 1)
+    args = (
+        weight.data_ptr(), 0 if planes is None else planes.data_ptr(),
+        0 if bias is None else bias.data_ptr(), x.data_ptr(), y.data_ptr(),
+        h, d, batch, alpha, int(act == RELU),
+    )  # fmt: skip
+    spread([(kernel, args), *_bending(y, alpha, act)], h, h * d * batch)
+    return y
+
+
+def _bitmap(
+    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
+    act: int,
+) -> Tensor:  # fmt: skip
+    outputs, (batch, n) = live.shape[0], x.shape
+    y = x.new_empty(batch, outputs)
+    bias = None if bias is None else _wide(bias)
+    kernel = bitmap_kernel(weight.dtype, group, batch > 1)
+    args = (
+        weight.data_ptr(), live.data_ptr(), start.data_ptr(),
+        0 if bias is None else bias.data_ptr(), x.data_ptr(), y.data_ptr(),
+        outputs, n, batch, int(act == RELU),
+    )  # fmt: skip
+    spread([(kernel, args), *_bending(y, 1, act)], outputs, weight.shape[0] * batch)
+    return y
+
+
+def _bending(y: Tensor, each: int, act: int) -> list[Step]:
+    """Return the step of an activation; those that only compare are part of the kernels."""
+    if act <= RELU:
+        return []
+    return [(activation_kernel(), (y.data_ptr(), y.shape[1], y.shape[0], each, act))]
+
+
+@cache
+def activation_kernel() -> Callable[..., None]:
+    """Return the kernel of the activations that are no part of the others."""
+    from fissile.packed.cpu.activation import bend
+
+    return bend
+
+
+@cache
+def owned_kernel(dtype: torch.dtype, slots: int, plane: bool, several: bool) -> Callable[..., None]:
+    """Return the kernel of a partitioned layer, for one sample or for several."""
+    needs("numba", "bank")
+    from fissile.packed.cpu.owned import owned_rows
+
+    # As many sums as fit into registers.
+    tile = (2 if slots == 8 else 4) if several else 1
+    return owned_rows(KINDS[dtype], slots, tile, plane)
+
+
+@cache
+def bitmap_kernel(dtype: torch.dtype, group: int, several: bool) -> Callable[..., None]:
+    """Return the kernel of a masked layer, for one sample or for several."""
+    needs("numba", "bank")
+    from fissile.packed.cpu.bitmap import bitmap_rows
+
+    return bitmap_rows(KINDS[dtype], group, 4 if several else 1)
+
+
+def check_owned(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int, act: str
+) -> None:
+    """Refuse what does not fit together: compiled code would read beyond a tensor's end."""
+    if not 2 <= alpha <= MOST_CHILDREN:
+        raise FissileError(f"kernels deal with 2 to {MOST_CHILDREN} children, not {alpha}")
+    if weight.dim() != 2:
+        raise FissileError(f"weight has shape {tuple(weight.shape)}, not [parents, inputs]")
+    h, d = weight.shape
+    dtype = _check_kind(weight, act)
+    _check("x", x, (x.shape[0], d), dtype)
+    _check("weight", weight, (h, d), dtype)
+    if planes is not None:
+        _check("planes", planes, ((alpha - 1).bit_length(), h, (d + 7) // 8), torch.uint8)
+    if bias is not None:
+        _check("bias", bias, (h * alpha,), dtype)
+
+
+def check_bitmap(
+    n: int, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int, act: str
+) -> None:
+    """Refuse what does not fit together, as for a partitioned layer."""
+    if group not in (1, 2, 4, 8) or n % group or not n:
+        raise FissileError(f"groups of {group} do not divide {n} inputs; give 1, 2, 4 or 8")
+    outputs, groups = live.shape[0], n // group
+    dtype = _check_kind(weight, act)
+    _check("weight", weight, (weight.numel(),), dtype)
+    _check("live", live, (outputs, (groups + 7) // 8), torch.uint8)
+    _check("start", start, (outputs, (groups + 255) // 256), torch.int32)
+    if bias is not None:
+        _check("bias", bias, (outputs,), dtype)
+
+
+def _check_kind(weight: Tensor, act: str) -> torch.dtype:
+    if act not in ACTIVATIONS:
+        raise FissileError(f"activation {act!r} is none of {', '.join(ACTIVATIONS)}")
+    if weight.dtype not in KINDS:
+        kinds = ", ".join(KINDS.values())
+        raise FissileError(f"the kernels know no weights of {weight.dtype}; use one of {kinds}")
+    return weight.dtype
+
+
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor.shape != shape:
+        raise FissileError(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
+    if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
+        raise FissileError(f"{name} must be contiguous, {dtype} and on the CPU")

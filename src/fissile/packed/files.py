@@ -1,0 +1,229 @@
+"""Packed layers as the tensors of a file, and back, with nothing in the file believed.
+
+Layout ``inline`` is written as the weights that exist, one row of numbers for each layer: where
+they go is in their lowest bits (see ``stream``). Only where a pattern is too long for that, as in
+the smallest of layers, it is a tensor of its own.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fissile.errors import FileError
+from fissile.layers import Masked, Partitioned, SparseLayer
+from fissile.packed.bits import MANTISSA, exists, from_bytes, owner_bits, to_bytes
+from fissile.packed.format import check_layout
+from fissile.packed.inline import inline_layers, living, settled, stream_of
+from fissile.packed.layers import Bitmap, Packed
+from fissile.packed.make import bitmap_like, owned_like
+from fissile.packed.stream import Carrier, Reader, read_groups, read_places
+
+__all__ = [
+    "PATTERN",
+    "checksum",
+    "entries_of",
+    "expanded_entry",
+    "for_file",
+    "from_file",
+    "frozen_in",
+    "is_packed",
+    "opened",
+    "sealed",
+    "tie",
+    "ties_in",
+]
+
+#: The tensor of a pattern that is in no weights.
+PATTERN = "fissile.pattern"
+#: Places for every weight in the file, beyond which a recipe is not believed.
+_SPARSEST = 4096
+
+
+def is_packed(recipe: Mapping[str, Any]) -> bool:
+    """Tell the recipe of a packed model."""
+    return any(isinstance(e, Mapping) and "layout" in e for e in recipe["layers"].values())
+
+
+def entries_of(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return what a recipe says of packed layers besides what it says of the expanded ones."""
+    return {
+        name: {"layout": layer.layout}
+        | ({"group": layer.group} if isinstance(layer, Bitmap) else {})
+        for name, layer in model.named_modules()
+        if isinstance(layer, Packed)
+    }
+
+
+def expanded_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a recipe said of a layer before it was packed."""
+    return {key: value for key, value in entry.items() if key not in ("layout", "group")}
+
+
+def for_file(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a packed model's tensors as a file holds them."""
+    layers = inline_layers(model)
+    kept = {key: t for key, t in tensors.items() if not _is_part(key, layers)}
+    values = settled(layers)
+    if values is None:
+        values = {name: living(layer) for name, layer in layers.items()}
+        kept[PATTERN] = to_bytes(stream_of(layers))
+    return kept | {f"{name}.weight": weight for name, weight in values.items()}
+
+
+def from_file(
+    tensors: Mapping[str, Tensor], recipe: Mapping[str, Any], model: nn.Module
+) -> dict[str, Tensor]:
+    """Put packed layers in place of empty expanded ones, and return the tensors they need."""
+    entries = {name: e for name, e in recipe["layers"].items() if "layout" in e}
+    inline = {name: e for name, e in entries.items() if check_layout(e["layout"]) == "inline"}
+    found = {key: tensor for key, tensor in tensors.items() if key != PATTERN}
+    carriers = [Carrier(_values(found, name), _spoken_for(e)) for name, e in inline.items()]
+    reader = Reader(carriers)
+    if PATTERN in tensors:
+        pattern = tensors[PATTERN]
+        if pattern.dtype is not torch.uint8 or pattern.ndim != 1:
+            raise FileError(f"{PATTERN} is no row of bytes")
+        reader = Reader.of(from_bytes(pattern, 8 * len(pattern)))
+    held = [
+        tensors[key] for key in (*(f"{name}.weight" for name in entries), PATTERN) if key in tensors
+    ]
+    room = _SPARSEST * (sum(tensor.numel() for tensor in held) + _SPARSEST)
+    for name, entry in entries.items():
+        layer = model.get_submodule(name)
+        assert isinstance(layer, SparseLayer)
+        shape = layer.pattern().flatten(1).shape
+        room -= shape[0] * shape[1]
+        if room < 0:
+            raise FileError(f"{name!r} has {shape[0]} × {shape[1]} places for too few weights")
+        if name in inline:
+            _place(found, name, layer, entry, reader)
+        _hold(found, name, layer, entry, model)
+    return found
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> int:
+    """Return a CRC-32 over all tensors, in the order of their names."""
+    crc = 0
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        raw, what = tensor.flatten().view(torch.uint8), f"{name} {tensor.dtype} {[*tensor.shape]}"
+        crc = zlib.crc32(raw.numpy().data, zlib.crc32(what.encode(), crc))
+    return crc
+
+
+def sealed(text: str) -> str:
+    """Put a checksum before a recipe, in which one letter may make another activation."""
+    return f"{zlib.crc32(text.encode()):08x}{text}"
+
+
+def opened(text: str) -> str:
+    """Return a recipe, sealed or not; one that has changed since is a ``ValueError``."""
+    if text[:1] in ("{", "[", " ", ""):
+        return text
+    if sealed(text[8:]) != text:
+        raise ValueError("its checksum differs")
+    return text[8:]
+
+
+def frozen_in(model: nn.Module) -> list[str]:
+    """Name what does not learn; in a packed model, what would not if it were unpacked."""
+    learns = model.__dict__.get("learns")
+    named = model.named_parameters()
+    return [n for n, p in named if not (p.requires_grad if learns is None else n in learns)]
+
+
+def ties_in(model: nn.Module) -> list[list[str]]:
+    """Return the names of parameters that are one and the same."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [many for many in names.values() if len(many) > 1]
+
+
+def tie(model: nn.Module, ties: list[list[str]]) -> None:
+    """Let parameters be one again that a file holds under each of their names."""
+    for first, *others in ties:
+        for name in others:
+            owner, _, key = name.rpartition(".")
+            setattr(model.get_submodule(owner), key, model.get_parameter(first))
+
+
+def _is_part(key: str, layers: Mapping[str, Packed]) -> bool:
+    name, _, part = key.rpartition(".")
+    return name in layers and part in ("weight", "live")
+
+
+def _spoken_for(entry: Mapping[str, Any]) -> int:
+    return owner_bits(entry.get("alpha", 1))
+
+
+def _values(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    weight = tensors[f"{name}.weight"]
+    if weight.ndim != 1 or weight.dtype not in MANTISSA or not bool(exists(weight).all()):
+        raise FileError(f"{name}.weight is no row of packed weights")
+    return weight
+
+
+def _place(
+    tensors: dict[str, Tensor],
+    name: str,
+    layer: SparseLayer,
+    entry: Mapping[str, Any],
+    reader: Reader,
+) -> None:
+    """Put the weights of an inline layer where the stream says they go."""
+    values = tensors[f"{name}.weight"]
+    rows, columns = layer.pattern().flatten(1).shape
+    if isinstance(layer, Partitioned):
+        rows //= layer.alpha
+        mask = read_places(reader, rows * columns, len(values)).view(rows, columns)
+    else:
+        group = _group(name, entry, columns)
+        some, mask = read_groups(reader, rows * columns // group, group, len(values))
+        tensors[f"{name}.live"] = to_bytes(some.view(rows, -1))
+    weight = values.new_zeros(mask.shape)
+    weight[mask] = values
+    tensors[f"{name}.weight"] = weight if isinstance(layer, Partitioned) else weight.flatten()
+
+
+def _hold(
+    tensors: Mapping[str, Tensor],
+    name: str,
+    layer: SparseLayer,
+    entry: Mapping[str, Any],
+    model: nn.Module,
+) -> None:
+    """Put a packed layer with these tensors into the model, if they are what packing makes."""
+    layout, part = check_layout(entry["layout"]), f"{name}."
+    weight, bias = tensors[part + "weight"], tensors.get(part + "bias")
+    if (bias is None) != (layer.bias is None):
+        raise FileError(f"{name!r} has a bias in the file or in the model, not in both")
+    columns = layer.pattern().flatten(1).shape[1]
+    new: Packed
+    if isinstance(layer, Partitioned):
+        planes = tensors[part + "planes"] if layout == "plane" else None
+        if weight.shape != (layer.outputs // layer.alpha, columns):
+            raise FileError(f"{name}.weight is not the matrix of the recipe")
+        new = owned_like(layer, weight, planes, bias)
+    else:
+        assert isinstance(layer, Masked)
+        live, group = tensors[part + "live"], _group(name, entry, columns)
+        if live.ndim != 2 or 8 * live.shape[1] < columns // group or len(live) != layer.outputs:
+            raise FileError(f"{name}.live is no bitmap of its groups")
+        new = bitmap_like(layer, weight, live, group, bias, layout)
+    if wrong := new.misfit():
+        raise FileError(f"{name!r} is damaged: {wrong}")
+    new.pair = layer.pair
+    model.set_submodule(name, new)
+
+
+def _group(name: str, entry: Mapping[str, Any], columns: int) -> int:
+    group = entry.get("group")
+    if type(group) is not int or group < 1 or columns % group:
+        raise FileError(f"{name!r} has groups of {group!r} in the recipe")
+    return group

@@ -1,0 +1,163 @@
+"""Packing as pure functions: weights and owners, or weights and a mask, into fewer bytes."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fissile.errors import FissileError
+from fissile.packed.bits import MANTISSA, ending_in, exists, low_bits, owner_bits, to_bytes
+from fissile.packed.plain import owners, stored_groups
+from fissile.packed.stream import MOST
+from fissile.shapes import Bool, Float, Int
+
+__all__ = [
+    "Layout",
+    "bitmap_misfit",
+    "check_dtype",
+    "check_layout",
+    "owned_misfit",
+    "pack_bitmap",
+    "pack_owned",
+    "recast",
+]
+
+#: Where the owners are: in the weights' lowest bits, or in bit-planes of their own.
+Layout = Literal["inline", "plane"]
+
+_GROUPS = (8, 4, 2, 1)
+
+
+def check_layout(layout: str) -> Layout:
+    """Return the layout if it is one, or say which there are."""
+    for known in get_args(Layout):
+        if layout == known:
+            return known  # type: ignore[no-any-return]
+    raise FissileError(f'unknown layout {layout!r}; use "inline" or "plane"')
+
+
+def check_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return a dtype that weights can be packed in, or say which those are."""
+    if dtype not in MANTISSA:
+        names = ", ".join(str(known).removeprefix("torch.") for known in MANTISSA)
+        raise FissileError(f"packed weights are {names}, not {dtype}; use one of those")
+    return dtype
+
+
+def pack_owned(
+    weight: Float[Tensor, "parents inputs"],
+    owner: Int[Tensor, "parents inputs"],
+    alpha: int,
+    dtype: torch.dtype,
+    layout: Layout,
+) -> tuple[Float[Tensor, "parents inputs"], Int[Tensor, "bits parents bytes"] | None]:
+    """Return a partitioned layer's weight with its owners in the lowest bits, or their planes.
+
+    >>> pack_owned(torch.ones(1, 2), torch.tensor([[0, 1]]), 2, torch.float16, "inline")[0]
+    tensor([[1.0000, 0.9995]], dtype=torch.float16)
+    """
+    bits = owner_bits(alpha)
+    there, low = owner >= 0, owner.clamp(min=0).int()
+    if layout == "plane":
+        places = torch.arange(bits, device=weight.device).view(-1, 1, 1)
+        planes = to_bytes((low >> places) & 1 != 0)
+        return _rounded(weight, torch.zeros_like(low), 0, there, dtype), planes
+    if wrong := _too_many(bits, dtype):
+        raise FissileError(f'alpha={alpha}: {wrong}; use layout="plane"')
+    return _rounded(weight, low, bits, there, dtype), None
+
+
+def pack_bitmap(
+    weight: Float[Tensor, "outputs inputs"], mask: Bool[Tensor, "outputs inputs"],
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, " stored"], Int[Tensor, "outputs bytes"], int]:  # fmt: skip
+    """Return the groups of a masked weight that are stored, a bitmap of them, and their size."""
+    group = _best_group(mask, torch.finfo(dtype).bits)
+    grouped = mask.unflatten(1, (-1, group))
+    some = grouped.any(-1)
+    stored, there = weight.unflatten(1, (-1, group))[some], grouped[some]
+    values = _rounded(stored, torch.zeros_like(there, dtype=torch.int32), 0, there, dtype)
+    return values.flatten(), to_bytes(some), group
+
+
+def recast(weight: Float[Tensor, "*shape"], bits: int, dtype: torch.dtype) -> Tensor:
+    """Return packed weights in another dtype, with the same owners in their lowest bits."""
+    if wrong := _too_many(bits, check_dtype(dtype)):
+        raise FissileError(f'{wrong}; unpack the model and pack it with layout="plane"')
+    return _rounded(weight, low_bits(weight, bits), bits, exists(weight), dtype)
+
+
+def owned_misfit(
+    weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int, shape: tuple[int, int]
+) -> str | None:
+    """Say what is wrong with tensors that are not what :func:`pack_owned` makes of this shape."""
+    if weight.dtype not in MANTISSA or weight.shape != shape:
+        return f"the weight is not a matrix of {shape} packed numbers"
+    if wrong := _bias_misfit(bias, alpha * shape[0], weight.dtype):
+        return wrong
+    if not bool(weight.isfinite().all()):
+        return "a weight is not finite"
+    if planes is None:
+        if wrong := _too_many(owner_bits(alpha), weight.dtype):
+            return wrong
+    else:
+        expected = owner_bits(alpha), shape[0], -(-shape[1] // 8)
+        if planes.dtype is not torch.uint8 or planes.shape != expected:
+            return "the planes are not the bits of its owners"
+        # A kernel reads the bits whatever the weight is.
+        if bool((planes & ~to_bytes(exists(weight))).any()):
+            return "the planes name owners of weights that are not there"
+    if bool((owners(weight, planes, alpha) >= alpha).any()):
+        return f"an owner is outside 0 .. {alpha - 1}"
+    return None
+
+
+def bitmap_misfit(
+    weight: Tensor, live: Tensor, bias: Tensor | None, group: int, shape: tuple[int, int]
+) -> str | None:
+    """Say what is wrong with tensors that are not what :func:`pack_bitmap` makes of this shape."""
+    if group not in _GROUPS or shape[1] % group:
+        return f"groups of {group} do not go into {shape[1]} columns"
+    if weight.dtype not in MANTISSA or weight.ndim != 1:
+        return "the weight is not a row of packed numbers"
+    if wrong := _bias_misfit(bias, shape[0], weight.dtype):
+        return wrong
+    if not bool(weight.isfinite().all()):
+        return "a weight is not finite"
+    groups = shape[1] // group
+    if live.dtype is not torch.uint8 or live.shape != (shape[0], -(-groups // 8)):
+        return "live is not a bitmap of its groups"
+    stored = stored_groups(live, groups)
+    if int(stored.sum()) * group != len(weight):
+        return f"live marks {int(stored.sum())} groups, which the weight does not hold"
+    return None if torch.equal(to_bytes(stored), live) else "live marks groups beyond the last"
+
+
+def _bias_misfit(bias: Tensor | None, outputs: int, dtype: torch.dtype) -> str | None:
+    if bias is None or (bias.shape == (outputs,) and bias.dtype is dtype):
+        return None
+    return f"the bias is not a row of {outputs} numbers of {dtype}"
+
+
+def _too_many(bits: int, dtype: torch.dtype) -> str | None:
+    if bits <= MOST[dtype]:
+        return None
+    return f"owners take {bits} bits of every weight, and {dtype} has {MOST[dtype]} to give away"
+
+
+def _best_group(mask: Bool[Tensor, "outputs inputs"], width: int) -> int:
+    """Return the size of group that takes the fewest bits."""
+    sizes = [size for size in _GROUPS if mask.shape[1] % size == 0]
+    takes = [
+        int(mask.unflatten(1, (-1, size)).any(-1).sum()) * size * width + mask.numel() // size
+        for size in sizes
+    ]
+    return sizes[takes.index(min(takes))]
+
+
+def _rounded(weight: Tensor, low: Tensor, count: int, there: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round the weights that are there so that they end in ``low``; the others are zero bits."""
+    rounded = ending_in(low.flatten(), count, weight.flatten(), dtype).view_as(weight)
+    return torch.where(there, rounded, rounded.new_zeros(()))

@@ -1,0 +1,301 @@
+"""The layers of a packed model: for inference, in the bytes of the narrow network.
+
+* :class:`PackedPartitionedLinear` keeps the parents' weights with their owners in the lowest bits
+  (layout ``inline``) or in bit-planes beside them (``plane``).
+* :class:`PackedMaskedLinear` keeps the weights that exist, and a bitmap of where they go: one bit
+  for all copies of a weight, since magnitude keeps or removes the copies of a weight together.
+
+The convolutions hold their filters the same way and write them out at every pass.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from fissile.errors import FissileError
+from fissile.layers import Geometry, SparseConv2d, SparseLayer, SparseLinear, owner_mask
+from fissile.packed import plain, run
+from fissile.packed.bits import MANTISSA, exists, owner_bits
+from fissile.packed.format import Layout, bitmap_misfit, check_dtype, owned_misfit, recast
+from fissile.shapes import Bool, Float, Int
+
+__all__ = [
+    "Bitmap",
+    "Owned",
+    "Packed",
+    "PackedLinear",
+    "PackedMaskedConv2d",
+    "PackedMaskedLinear",
+    "PackedPartitionedConv2d",
+    "PackedPartitionedLinear",
+]
+
+
+class Packed(SparseLayer):
+    """What the packed layers share: they compute, and they do not learn."""
+
+    packed = True
+    layout: Layout
+    #: How many of each weight's lowest bits name its owner.
+    owner_bits = 0
+
+    def _store(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        cast = None if bias is None else bias.detach().to(weight.dtype)
+        self.register_parameter("bias", None if cast is None else nn.Parameter(cast, False))
+        self.training = False
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """The rows and columns of the written-out matrix, filters flattened."""
+        return self.outputs, self.inputs
+
+    @abstractmethod
+    def misfit(self) -> str | None:
+        """Say what is wrong with the tensors, if they are not what packing makes."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Refuse: there is nothing to train."""
+        if mode:
+            raise FissileError(
+                "a packed model does not train: call fissile.unpack, train that, and pack it again"
+            )
+        return super().train(False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the layer; a cast rounds the weights without losing what is in them."""
+        dtype = check_dtype(fn(self.weight.detach()[:0]).dtype)
+        if dtype is not self.weight.dtype and not self.weight.is_meta:
+            new = recast(self.weight, self.owner_bits, dtype)
+            self.weight = nn.Parameter(new, requires_grad=False)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        lists, key = (missing_keys, unexpected_keys, error_msgs), f"{prefix}weight"
+        new, dtype = state_dict.get(key), self.weight.dtype
+        if new is not None and new.dtype is not dtype and new.dtype in MANTISSA:
+            state_dict[key] = recast(new, self.owner_bits, dtype)  # a plain cast loses the owners
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+        if not self.weight.is_meta and (wrong := self.misfit()):
+            error_msgs.append(f"{prefix.removesuffix('.')}: {wrong}")
+
+    def nonzeros(self) -> int:
+        """Count the weights that exist."""
+        return int(exists(self.weight).sum())
+
+    def _shaped(self, rows: Tensor) -> Tensor:
+        """Give a matrix of all weights the shape of the layer's weight."""
+        return rows
+
+    def extra_repr(self) -> str:
+        """Say the layout and the dtype besides."""
+        dtype = str(self.weight.dtype).removeprefix("torch.")
+        return f"{super().extra_repr()}, layout={self.layout}, dtype={dtype}"
+
+
+class Owned(Packed):
+    """The weights of a partitioned layer, packed."""
+
+    alpha: int
+    planes: Tensor | None
+
+    def _keep(self, weight: Tensor, planes: Tensor | None, alpha: int, bias: Tensor | None) -> None:
+        self.alpha, self.layout = alpha, "inline" if planes is None else "plane"
+        self.owner_bits = owner_bits(alpha) if planes is None else 0
+        self._store(weight, bias)
+        self.register_buffer("planes", planes)
+
+    def owner(self) -> Int[Tensor, "parents inputs"]:
+        """Return the child that owns each weight, -1 where none is; filters are flattened."""
+        return plain.owners(self.weight, self.planes, self.alpha)
+
+    def dense_weight(self) -> Float[Tensor, "children inputs *kernel"]:
+        """Return the children's rows."""
+        return self._shaped(plain.owned_dense(self.weight, self.planes, self.alpha))
+
+    def pattern(self) -> Bool[Tensor, "children inputs *kernel"]:
+        """Return which child holds which input."""
+        return self._shaped(owner_mask(self.owner(), self.alpha))
+
+    def misfit(self) -> str | None:
+        """Say what is wrong with the tensors, if they are not what packing makes."""
+        shape = self.outputs // self.alpha, self.matrix_shape[1]
+        return owned_misfit(self.weight, self.planes, self.bias, self.alpha, shape)
+
+    def extra_repr(self) -> str:
+        """Say alpha before the rest."""
+        return f"alpha={self.alpha}, {super().extra_repr()}"
+
+
+class Bitmap(Packed):
+    """The weights of a masked layer, packed."""
+
+    live: Tensor
+    start: Tensor
+    group: int
+
+    def _keep(
+        self, weight: Tensor, live: Tensor, group: int, bias: Tensor | None, layout: Layout
+    ) -> None:
+        self.group, self.layout = group, layout
+        self._store(weight, bias)
+        self.register_buffer("live", live)
+        self.register_buffer("start", plain.group_starts(live, self.groups), persistent=False)
+
+    @property
+    def groups(self) -> int:
+        """How many groups a row has."""
+        return self.matrix_shape[1] // self.group
+
+    def stored(self) -> Bool[Tensor, "outputs groups"]:
+        """Return which groups are stored."""
+        return plain.stored_groups(self.live, self.groups).cpu()
+
+    def dense_weight(self) -> Float[Tensor, "outputs inputs *kernel"]:
+        """Return the weight with zeros where nothing is."""
+        how = self.group, self.matrix_shape[1]
+        return self._shaped(plain.bitmap_dense(self.weight.detach(), self.live, *how))
+
+    def pattern(self) -> Bool[Tensor, "outputs inputs *kernel"]:
+        """Return which weights exist."""
+        return exists(self.dense_weight())
+
+    def misfit(self) -> str | None:
+        """Say what is wrong with the tensors, if they are not what packing makes."""
+        return bitmap_misfit(self.weight, self.live, self.bias, self.group, self.matrix_shape)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        if not self.live.is_floating_point():
+            self.start = plain.group_starts(self.live, self.groups)
+
+
+class PackedLinear(Packed, SparseLinear):
+    """What the packed linear layers share."""
+
+    def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        """Apply the linear map."""
+        return self.activated(x, "none")
+
+    @abstractmethod
+    def activated(self, x: Tensor, activation: plain.Activation) -> Tensor:
+        """Apply the linear map and an activation."""
+
+
+class PackedPartitionedLinear(Owned, PackedLinear):
+    """A partitioned layer, packed by :func:`fissile.pack`; the tensors are kept as they are."""
+
+    kind = "partitioned"
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "parents inputs"],
+        planes: Int[Tensor, "bits parents bytes"] | None,
+        alpha: int,
+        bias: Float[Tensor, " children"] | None,
+        *,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__()
+        parents, self.in_features = weight.shape
+        self.out_features, self.transposed = alpha * parents, transposed
+        self._keep(weight, planes, alpha, bias)
+
+    def activated(self, x: Tensor, activation: plain.Activation) -> Tensor:
+        """Apply the linear map and an activation."""
+        return run.owned(x, self.weight, self.planes, self.bias, self.alpha, activation)
+
+
+class PackedMaskedLinear(Bitmap, PackedLinear):
+    """A masked layer, packed by :func:`fissile.pack`; the tensors are kept as they are."""
+
+    kind = "masked"
+
+    def __init__(
+        self,
+        weight: Float[Tensor, " stored"],
+        live: Int[Tensor, "outputs bytes"],
+        group: int,
+        inputs: int,
+        bias: Float[Tensor, " outputs"] | None,
+        *,
+        layout: Layout,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features, self.transposed = len(live), inputs, transposed
+        self._keep(weight, live, group, bias, layout)
+
+    def activated(self, x: Tensor, activation: plain.Activation) -> Tensor:
+        """Apply the linear map and an activation."""
+        return run.bitmap(
+            x, self.weight, self.live, self.start, self.bias, self.group, self.in_features,
+            activation,
+        )  # fmt: skip
+
+
+class _PackedConv2d(Packed, SparseConv2d):
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        height, width = self.kernel_size
+        return self.out_channels, self.in_channels * height * width
+
+    def _shaped(self, rows: Tensor) -> Tensor:
+        return rows.reshape(len(rows), self.in_channels, *self.kernel_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the filters, written out for this pass."""
+        run.refuse_gradients(x, self.weight, self.bias)
+        return super().forward(x)
+
+
+class PackedPartitionedConv2d(Owned, _PackedConv2d):
+    """A partitioned convolution, packed by :func:`fissile.pack`."""
+
+    kind = "partitioned-conv"
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "parents columns"],
+        planes: Int[Tensor, "bits parents bytes"] | None,
+        alpha: int,
+        bias: Float[Tensor, " children"] | None,
+        inputs: int,
+        kernel: tuple[int, ...],
+        geometry: Geometry,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = inputs, alpha * len(weight)
+        self.kernel_size, self.geometry = kernel, geometry
+        self._keep(weight, planes, alpha, bias)
+
+
+class PackedMaskedConv2d(Bitmap, _PackedConv2d):
+    """A masked convolution, packed by :func:`fissile.pack`."""
+
+    kind = "masked-conv"
+
+    def __init__(
+        self,
+        weight: Float[Tensor, " stored"],
+        live: Int[Tensor, "outputs bytes"],
+        group: int,
+        inputs: int,
+        bias: Float[Tensor, " outputs"] | None,
+        kernel: tuple[int, ...],
+        geometry: Geometry,
+        *,
+        layout: Layout,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = inputs, len(live)
+        self.kernel_size, self.geometry = kernel, geometry
+        self._keep(weight, live, group, bias, layout)

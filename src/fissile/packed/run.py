@@ -1,0 +1,221 @@
+"""Packed layers on the device they are on: the kernel that is there, or plain PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fissile.errors import FissileError
+from fissile.packed import plain
+from fissile.packed.bits import MANTISSA, owner_bits
+from fissile.packed.plain import Activation
+from fissile.shapes import Float, Int
+
+__all__ = [
+    "MOST_BITS",
+    "bitmap",
+    "block",
+    "few_children",
+    "kernels_for",
+    "owned",
+    "ready",
+    "refuse_gradients",
+]
+
+#: The kernels tell up to 2**3 children apart; more go through plain PyTorch.
+MOST_BITS = 3
+
+
+def owned(
+    x: Float[Tensor, "*batch inputs"],
+    weight: Float[Tensor, "parents inputs"],
+    planes: Int[Tensor, "bits parents bytes"] | None,
+    bias: Float[Tensor, " children"] | None,
+    alpha: int,
+    activation: Activation,
+) -> Float[Tensor, "*batch children"]:
+    """Apply a packed partitioned layer and an activation to a batch of any shape."""
+    flat, shape, dtype = ready(x, weight, bias, weight.shape[1], alpha * weight.shape[0])
+    if flat.numel() == 0:
+        return flat.new_empty(shape, dtype=dtype)
+    how = _owned_op if torch.compiler.is_compiling() else _owned
+    return how(flat, weight, planes, bias, alpha, activation).view(shape).to(dtype)
+
+
+def bitmap(
+    x: Float[Tensor, "*batch inputs"],
+    weight: Float[Tensor, " stored"],
+    live: Int[Tensor, "outputs bytes"],
+    start: Int[Tensor, "outputs blocks"],
+    bias: Float[Tensor, " outputs"] | None,
+    group: int,
+    inputs: int,
+    activation: Activation,
+) -> Float[Tensor, "*batch outputs"]:
+    """Apply a packed masked layer and an activation to a batch of any shape."""
+    flat, shape, dtype = ready(x, weight, bias, inputs, len(live))
+    if flat.numel() == 0:
+        return flat.new_empty(shape, dtype=dtype)
+    how = _bitmap_op if torch.compiler.is_compiling() else _bitmap
+    return how(flat, weight, live, start, bias, group, activation).view(shape).to(dtype)
+
+
+def block(
+    x: Float[Tensor, "*batch inputs"],
+    first: tuple[Tensor, Tensor | None, Tensor | None, int],
+    activation: Activation,
+    second: tuple[Tensor, Tensor, Tensor, Tensor | None, int],
+) -> Float[Tensor, "*batch outputs"] | None:
+    """Apply two layers and what is between them in one call; None where there is no such kernel.
+
+    Args:
+        x: the batch.
+        first: weight, planes, bias and alpha of a partitioned layer.
+        activation: what stands between the two.
+        second: weight, live, start, bias and group of a masked layer.
+    """
+    kernels, weight = kernels_for(x.device), first[0]
+    if (
+        kernels is None
+        or not hasattr(kernels, "block")
+        or not few_children(first[3])
+        or second[0].dtype is not weight.dtype
+        or second[0].device != weight.device
+        or _autocasts(x)
+    ):
+        return None
+    refuse_gradients(x, second[0], second[3])
+    flat, shape, _ = ready(x, weight, first[2], weight.shape[1], len(second[1]))
+    bits, planes = owner_bits(first[3]), first[1] is not None
+    if (
+        flat.numel() == 0
+        or not kernels.takes(len(flat), weight.dtype, bits, planes=planes)
+        or not kernels.takes(len(flat), weight.dtype, None, group=second[4])
+    ):
+        return None
+    found: Tensor = kernels.block(flat, *first, activation, *second)
+    return found.view(shape)
+
+
+def ready(
+    x: Tensor, weight: Tensor, bias: Tensor | None, inputs: int, outputs: int
+) -> tuple[Tensor, tuple[int, ...], torch.dtype]:
+    """Return the batch as a matrix the kernels take, and the shape and dtype of the result."""
+    refuse_gradients(x, weight, bias)
+    if x.shape[-1:] != (inputs,):
+        raise FissileError(f"the layer takes {inputs} inputs, the batch has {tuple(x.shape)}")
+    if x.device != weight.device:
+        raise FissileError(f"the batch is on {x.device}, the packed layer on {weight.device}")
+    dtype = weight.dtype
+    if _autocasts(x):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x = x.to(weight.dtype)
+    elif x.dtype is not dtype:
+        raise FissileError(f"the batch is {x.dtype}, the packed layer {dtype}; cast one of them")
+    shape = (*x.shape[:-1], outputs)
+    if x.ndim == 2 and x.is_contiguous():
+        return x, shape, dtype
+    return x.reshape(math.prod(shape[:-1]), inputs).contiguous(), shape, dtype
+
+
+def refuse_gradients(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Say so where somebody waits for gradients, which packed layers do not have."""
+    wanted = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if wanted and torch.is_grad_enabled():
+        raise FissileError(
+            "a packed layer has no gradients: call it under torch.no_grad(), or fissile.unpack it"
+        )
+
+
+def _autocasts(x: Tensor) -> bool:
+    """Tell whether autocast would cast this for a plain layer: it leaves out float64."""
+    return not x.is_meta and x.dtype in MANTISSA and torch.is_autocast_enabled(x.device.type)
+
+
+def few_children(alpha: int) -> bool:
+    """Tell whether the kernels know so many children; of a single one there is nothing to tell."""
+    return 0 < owner_bits(alpha) <= MOST_BITS
+
+
+def kernels_for(device: torch.device) -> ModuleType | None:
+    """Return the kernels for a device; None where plain PyTorch is all there is."""
+    return _kernels(device.type)
+
+
+@functools.cache
+def _kernels(kind: str) -> ModuleType | None:
+    name = {"cpu": "fissile.packed.cpu", "cuda": "fissile.packed.gpu"}.get(kind)
+    kernels = None if name is None else importlib.import_module(name)
+    return kernels if kernels is not None and kernels.can_run() else None
+
+
+def _owned(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
+    activation: Activation,
+) -> Tensor:  # fmt: skip
+    if x.is_meta:
+        return x.new_empty(len(x), alpha * len(weight))
+    kernels = kernels_for(x.device) if few_children(alpha) else None
+    if kernels is None:
+        return plain.owned_linear(x, weight, planes, bias, alpha, activation)
+    bits = owner_bits(alpha)
+    if kernels.takes(len(x), weight.dtype, bits, planes=planes is not None):
+        found: Tensor = kernels.owned_linear(x, weight, planes, bias, alpha, activation)
+        return found
+    wide = kernels.owned_written(weight, planes, alpha)
+    return plain.activated(functional.linear(x, wide, bias), activation)
+
+
+def _bitmap(
+    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
+    activation: Activation,
+) -> Tensor:  # fmt: skip
+    if x.is_meta:
+        return x.new_empty(len(x), len(live))
+    kernels = kernels_for(x.device)
+    if kernels is None:
+        return plain.bitmap_linear(x, weight, live, start, bias, group, activation)
+    if kernels.takes(len(x), weight.dtype, None, group=group):
+        found: Tensor = kernels.bitmap_linear(x, weight, live, start, bias, group, activation)
+        return found
+    wide = kernels.bitmap_written(weight, live, start, x.shape[-1], group)
+    return plain.activated(functional.linear(x, wide, bias), activation)
+
+
+# For torch.compile the kernels are opaque operators, whatever is behind them.
+_owned_op = torch.library.custom_op(
+    "fissile::owned_linear",
+    _owned,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor? planes, Tensor? bias, int alpha, str activation)"
+    " -> Tensor",
+)
+_bitmap_op = torch.library.custom_op(
+    "fissile::bitmap_linear",
+    _bitmap,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor live, Tensor start, Tensor? bias, int group,"
+    " str activation) -> Tensor",
+)
+
+
+@_owned_op.register_fake
+def _(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape[0], alpha * weight.shape[0])
+
+
+@_bitmap_op.register_fake
+def _(
+    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape[0], live.shape[0])
