@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test lint docs results bench-bank bench-cnn bench-sklearn bench-stream bench-studies clean
+.PHONY: demo test lint docs results bench-bank bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -28,6 +28,12 @@ bench-bank: .venv/bench.stamp
 # The paper's CNN against loops a user would write (a minute, needs a GPU).
 bench-cnn: .venv/demo.stamp
 	$(BIN)/python benchmarks/cnn.py
+
+# Packed layers against dense and sparse ones (some minutes on two cores), and the chart of it in
+# docs/. On a GPU: make bench-pack DEVICE=cuda
+bench-pack: .venv/demo.stamp
+	$(BIN)/python benchmarks/pack.py --device $(DEVICE)
+	$(BIN)/python benchmarks/pack_chart.py
 
 # FissileClassifier beside other classifiers at several budgets, into docs/ (some ten minutes).
 bench-sklearn: .venv/test.stamp

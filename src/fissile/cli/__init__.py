@@ -1,11 +1,14 @@
-"""The command ``fissile``: the lab and its studies, the data they need."""
+"""The command ``fissile``: the lab and its studies, the data they need, models for inference."""
 
 from __future__ import annotations
 
-from fissile.cli import data, embed
+from fissile.cli import data, embed, pack
 from fissile.cli.lab import app
 
 __all__ = ["app"]
 
 app.add_typer(data.app, name="data")
 app.command(help=embed.HELP, epilog=embed.EPILOG)(embed.embed)
+app.command(epilog=pack.PACK)(pack.pack)
+app.command(epilog=pack.UNPACK)(pack.unpack)
+app.command(epilog=pack.BENCH)(pack.bench)
