@@ -1,0 +1,213 @@
+"""Launching the kernels with as little Python as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fissile.packed.gpu.bitmap import bitmap_kernel
+from fissile.packed.gpu.bitmap_tiles import bitmap_tiles_kernel, bitmap_written_kernel, parts_kernel
+from fissile.packed.gpu.owned import owned_kernel, written_kernel
+from fissile.packed.gpu.tiles import MaskedTiles, Tiles, masked_tiles, owned_tiles
+
+__all__ = ["bitmap", "bitmap_written", "owned", "owned_written"]
+
+#: Kernels that are compiled, by all that decided how: Triton's own way to find them takes longer.
+_known: dict[tuple[Any, ...], Callable[..., object]] = {}
+
+
+def owned(
+    x: Tensor,
+    weight: Tensor,
+    planes: Tensor | None,
+    bias: Tensor | None,
+    alpha: int,
+    activation: str,
+    tiles: Tiles | None = None,
+    assembly: bool | None = None,
+) -> Tensor:
+    """Launch the kernel of a partitioned layer."""
+    (batch, d), h, each = x.shape, weight.shape[0], weight.element_size()
+    bits = (alpha - 1).bit_length()
+    tiles = tiles or owned_tiles(batch, h, d, bits, each, planes is not None)
+    rows, _, samples, twice, _, warps, stages = tiles
+    if assembly is None:
+        assembly = weight.is_cuda and each == 2
+    if planes is not None:
+        planes = _as_words(planes)
+    y = torch.empty((batch, h * alpha), dtype=weight.dtype, device=weight.device)
+    constants = (d, alpha, bits, planes is not None, bias is not None, activation, assembly)
+    _launch(
+        owned_kernel,
+        (-(-batch // (2 * samples if twice else samples)), -(-h // rows), 1),
+        (
+            x,
+            weight,
+            y if planes is None else planes,
+            y if planes is None else _shifts(weight.device),
+            y if bias is None else bias,
+            y,
+        ),
+        (batch, h, *constants, *tiles[:5]),
+        (h, constants, tiles),
+        warps,
+        stages,
+    )
+    return y
+
+
+@lru_cache
+def _shifts(device: torch.device) -> Tensor:
+    """Return 31 … 0."""
+    return torch.arange(31, -1, -1, dtype=torch.int32, device=device)
+
+
+def _as_words(bits: Tensor) -> Tensor:
+    """View rows of bytes as rows of words, where they are such."""
+    if bits.shape[-1] % 4 == 0 and bits.data_ptr() % 4 == 0:
+        return bits.view(torch.int32)
+    return bits
+
+
+def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
+    """Launch the kernel that writes a partitioned layer out."""
+    h, d = weight.shape
+    out = torch.empty((h * alpha, d), dtype=weight.dtype, device=weight.device)
+    block = min(2048, 1 << (d - 1).bit_length())
+    bits = (alpha - 1).bit_length()
+    with torch.cuda.device_of(weight):
+        written_kernel[(-(-d // block), h)](
+            weight,
+            out if planes is None else planes,
+            out,
+            h,
+            d,
+            alpha,
+            bits,
+            planes is not None,
+            block,
+        )
+    return out
+
+
+def bitmap(
+    x: Tensor,
+    weight: Tensor,
+    live: Tensor,
+    start: Tensor,
+    bias: Tensor | None,
+    group: int,
+    activation: str,
+    tiles: MaskedTiles | None = None,
+    assembly: bool | None = None,
+) -> Tensor:
+    """Launch the kernels of a masked layer; with tiles, those for several samples."""
+    (batch, n), (c, blocks) = x.shape, start.shape
+    # Groups of two are so many that the matrix units pay for one sample already.
+    if batch == 1 and tiles is None and (group != 2 or weight.element_size() == 4):
+        return _bitmap_of_one(x, weight, live, start, bias, group, activation, assembly)
+    tiles = tiles or masked_tiles(batch, c, blocks, group, weight.element_size())
+    rows, samples, part, _, _, warps, stages = tiles
+    parts = -(-blocks // part)
+    if assembly is None:
+        assembly = weight.is_cuda
+    y = torch.empty((batch, c), dtype=weight.dtype, device=weight.device)
+    sums = y
+    if parts > 1:
+        sums = torch.empty((parts, batch, c), dtype=torch.float32, device=weight.device)
+    last = (bias is not None, activation)
+    constants = (n, group, *(last if parts == 1 else (False, "none")), assembly, *tiles[:5])
+    _launch(
+        bitmap_tiles_kernel,
+        (-(-batch // samples), -(-c // rows), parts),
+        (x, weight, _as_words(live), start, y if bias is None else bias, sums),
+        (batch, c, *constants),
+        (constants, warps, stages),
+        warps,
+        stages,
+    )
+    if parts > 1:
+        _launch(
+            parts_kernel,
+            (-(-batch * c // 512), 1, 1),
+            (sums, y if bias is None else bias, y),
+            (batch * c, c, parts, *last, 512),
+            (parts, last, y.dtype),
+            4,
+            1,
+        )
+    return y
+
+
+def _bitmap_of_one(
+    x: Tensor,
+    weight: Tensor,
+    live: Tensor,
+    start: Tensor,
+    bias: Tensor | None,
+    group: int,
+    activation: str,
+    assembly: bool | None,
+) -> Tensor:
+    """Launch the kernel of a masked layer for one sample."""
+    (batch, n), c = x.shape, start.shape[0]
+    if assembly is None:
+        assembly = weight.is_cuda
+    y = torch.empty((batch, c), dtype=weight.dtype, device=weight.device)
+    constants = (n, group, bias is not None, activation, assembly, 32, 4)
+    _launch(
+        bitmap_kernel,
+        (c, batch, 1),
+        (x, weight, live, start, y if bias is None else bias, y),
+        (c, *constants),
+        constants,
+        1,
+        3,
+    )
+    return y
+
+
+def bitmap_written(
+    weight: Tensor, live: Tensor, start: Tensor, n: int, group: int, assembly: bool | None = None
+) -> Tensor:
+    """Launch the kernel that writes a masked layer out."""
+    out = torch.empty((live.shape[0], n), dtype=weight.dtype, device=weight.device)
+    if assembly is None:
+        assembly = weight.is_cuda
+    with torch.cuda.device_of(weight):
+        bitmap_written_kernel[(-(-start.shape[1] // 8), live.shape[0])](
+            weight, _as_words(live), start, out, n, group, assembly, 8, num_warps=2
+        )
+    return out
+
+
+def _launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[Any, ...],
+    decisive: object,
+    warps: int,
+    stages: int,
+) -> None:
+    """Launch a kernel: as Triton does it, or directly where it was launched likewise before."""
+    index = tensors[0].get_device()
+    if index >= 0 and index == torch.cuda.current_device():
+        where = 0
+        for tensor in tensors:
+            where |= tensor.data_ptr()
+        if where % 16 == 0:
+            key = (kernel.__name__, grid, tensors[0].dtype, decisive, index)
+            found = _known.get(key)
+            if found is None:
+                compiled = kernel[grid](*tensors, *numbers, num_warps=warps, num_stages=stages)
+                _known[key] = compiled[grid]
+            else:
+                found(*tensors, *numbers)
+            return
+    with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device
+        kernel[grid](*tensors, *numbers, num_warps=warps, num_stages=stages)
