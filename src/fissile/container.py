@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fissile.children import width_of
 from fissile.errors import FileError
 from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 from fissile.packed import files as packs
-from fissile.packed.header import lengthened, shortened
+from fissile.packed.header import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "check_patterns",
     "check_sizes",
     "check_tensors",
+    "completed",
     "names_in",
     "read",
     "write",
@@ -44,10 +46,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if "fissile" not in metadata:
-                raise FileError(f"{path}: not a fissile file: it has no recipe in its metadata")
-            recipe = json.loads(packs.opened(lengthened(metadata["fissile"])))
+                raise FileError("not a fissile file: it has no recipe in its metadata")
+            recipe = json.loads(opened(lengthened(metadata["fissile"])))
             # Cloned: tensors that lie askew in the file's buffer round a little differently.
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from None
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path}: not a readable safetensors file: {error}") from None
     except (ValueError, RecursionError) as error:
@@ -97,7 +101,7 @@ def _umask() -> int:
 
 def _metadata(recipe: dict[str, Any]) -> dict[str, str]:
     text = json.dumps(recipe, separators=(",", ":"))
-    return {"fissile": shortened(packs.sealed(text)) if packs.is_packed(recipe) else text}
+    return {"fissile": shortened(sealed(text)) if packs.is_packed(recipe) else text}
 
 
 def names_in(names: Any) -> list[str]:
@@ -105,6 +109,35 @@ def names_in(names: Any) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise FileError("the recipe is damaged: what does not learn is no list of names")
     return names
+
+
+def completed(
+    recipe: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None
+) -> dict[str, Any]:
+    """Add what files of the first release leave to their tensors: sizes, and the norms' widths.
+
+    Without the model, whatever is as wide as a layer is taken for a norm.
+    """
+    layers = {name: dict(entry) for name, entry in recipe["layers"].items()}
+    for name, entry in layers.items():
+        if "inputs" not in entry:
+            rows, entry["inputs"] = tensors[f"{name}.weight"].shape[:2]
+            entry["outputs"] = rows * entry.get("alpha", 1)
+    norms = recipe.get("norms")
+    if norms is None:
+        wide = {entry[key] for entry in layers.values() for key in ("inputs", "outputs")}
+        modules = None if model is None else dict(model.named_modules())
+        norms = {
+            name: tensor.shape[-1]
+            for key, tensor in tensors.items()
+            if (name := key.removesuffix(".weight")) != key
+            and (
+                tensor.ndim == 1 and len(tensor) in wide
+                if modules is None
+                else name in modules and width_of(modules[name]) is not None
+            )
+        }
+    return recipe | {"layers": layers, "norms": norms}
 
 
 def check_sizes(layers: dict[str, dict[str, Any]], tensors: dict[str, Tensor]) -> None:

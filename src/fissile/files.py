@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.sparse import SparseSemiStructuredTensor
 
-from fissile.children import resize, width_of
+from fissile.children import resize
 from fissile.container import (
     MISFITS,
     VERSION,
     check_patterns,
     check_sizes,
     check_tensors,
+    completed,
     names_in,
     read,
     write,
@@ -76,7 +77,7 @@ def load(
         model: for anything but a ``fissile.MLP``, a model of the same architecture, dense (as
             narrow as it was, or as wide) or expanded; a filled copy is returned, in the given
             model's dtype, or in the file's if that is packed.
-        device: where the new model shall live, if no model is given.
+        device: where the new model shall live, if no model is given, or one on the meta device.
     """
     needs("safetensors", "files")
     tensors, recipe = read(Path(path))
@@ -87,8 +88,8 @@ def load(
         if model is None:
             _resize_slopes(built, tensors)
         if packs.is_packed(recipe):
-            return _load_packed(built, tensors, recipe, device if model is None else None)
-        recipe = _completed(recipe, tensors, built)
+            return _load_packed(built, tensors, recipe, _home(built, device))
+        recipe = completed(recipe, tensors, built)
         check_sizes(recipe["layers"], tensors)
         rebuild(built, recipe)
         check_tensors(built, tensors)
@@ -109,15 +110,12 @@ def _load_packed(
     model: nn.Module,
     tensors: dict[str, Tensor],
     recipe: dict[str, Any],
-    device: torch.device | str | None,
+    device: torch.device | str,
 ) -> nn.Module:
     """Fill a dense model with a packed file, in the file's dtypes."""
-    if recipe.get("crc32") != packs.checksum(tensors):
-        raise FileError("the tensors are not those that were written: their checksum differs")
+    packs.verify(tensors, recipe)
     layers = {name: entry for name, entry in recipe["layers"].items() if "layout" in entry}
-    home, tied = device, packs.ties_in(model)
-    if home is None:
-        home = next((parameter.device for parameter in model.parameters()), "cpu")
+    tied = packs.ties_in(model)
     for name in layers:
         with suppress(AttributeError):  # rebuild says what is missing
             model.get_submodule(name).to("meta")
@@ -136,8 +134,17 @@ def _load_packed(
     frozen = frozenset(names_in(recipe.get("frozen", [])))
     if unknown := frozen - names:
         raise FileError(f"the recipe is damaged: there is no {min(unknown)!r} that does not learn")
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta and torch.device(device).type != "meta":
+            raise FileError(f"{name} is on the meta device and not in the file; give it values")
     finish(model, names - frozen)
-    return model.to(home)
+    return model.to(device)
+
+
+def _home(model: nn.Module, device: torch.device | str) -> torch.device | str:
+    """Return where a model is; one on the meta device is nowhere yet, and goes to ``device``."""
+    weight = next(model.parameters(), None)
+    return device if weight is None or weight.is_meta else weight.device
 
 
 def _empty_mlp(recipe: dict[str, Any]) -> nn.Module:
@@ -160,25 +167,6 @@ def _resize_slopes(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         if isinstance(module, nn.PReLU) and slopes is not None and slopes.ndim == 1:
             module.weight = nn.Parameter(torch.empty_like(slopes, device="meta"))
             resize(module, len(slopes))
-
-
-def _completed(
-    recipe: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module
-) -> dict[str, Any]:
-    """Add what early files leave to their tensors: the layers' sizes and the norms' widths."""
-    layers = {name: dict(entry) for name, entry in recipe["layers"].items()}
-    for name, entry in layers.items():
-        if "inputs" not in entry:
-            rows, entry["inputs"] = tensors[f"{name}.weight"].shape[:2]
-            entry["outputs"] = rows * entry.get("alpha", 1)
-    norms = recipe.get("norms")
-    if norms is None:
-        norms = {
-            name: tensors[f"{name}.weight"].shape[-1]
-            for name, module in model.named_modules()
-            if width_of(module) is not None and f"{name}.weight" in tensors
-        }
-    return recipe | {"layers": layers, "norms": norms}
 
 
 def _try_out(model: nn.Module) -> None:

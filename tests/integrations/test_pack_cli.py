@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fissile
+from fissile.packed.header import lengthened, opened
 from fissile.packed.narrow import narrow_sizes
 from fissile.recipe import recipe_of
 from fissile.repack import pack_file, read, unpack_file
@@ -30,6 +31,10 @@ def folder(tmp_path_factory):
     filters = fissile.expand(Filters(), 2)
     fissile.save(filters, place / "filters.safetensors")
     fissile.save(fissile.pack(filters), place / "packed-filters.safetensors")
+    rewrite(
+        place / "packed-filters.safetensors", place / "early-filters.safetensors",
+        lambda recipe: [entry.pop("kernel") for entry in recipe["layers"].values()],
+    )  # fmt: skip
     return place
 
 
@@ -106,6 +111,17 @@ def test_the_way_back(folder, tmp_path):
     assert same_bytes(again, folder / "packed.safetensors")
 
 
+@pytest.mark.parametrize("layout", ["inline", "plane"])
+def test_convolutions_come_back_too(layout, tmp_path):
+    file, packed, mine, theirs = (tmp_path / name for name in "abcd")
+    fissile.save(fissile.expand(Filters(), 2), file)
+    called("pack", file, "-o", packed, "--layout", layout)
+    called("unpack", packed, "-o", mine)
+    fissile.save(fissile.unpack(fissile.load(packed, Filters())), theirs)
+    assert same_bytes(mine, theirs)
+    assert {m.kernel_size for m in read(packed).layers.values()} == {(3, 3), (1, 1)}
+
+
 def test_of_another_model_too(tmp_path):
     file, packed, back = (tmp_path / name for name in "abc")
     wide = fissile.expand(Gated(), 2)
@@ -156,7 +172,7 @@ def first_release(recipe):
 def rewrite(path, to, change=lambda recipe: None, tensors=lambda tensors: None):
     """Copy a file with another recipe or other tensors."""
     with safe_open(path, framework="pt") as file:
-        recipe = json.loads(file.metadata()["fissile"])
+        recipe = json.loads(opened(lengthened(file.metadata()["fissile"])))
         found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     change(recipe)
     tensors(found)
@@ -186,7 +202,7 @@ def test_narrow_sizes_are_those_before_the_split():
         ("pack", "wide", "wide.safetensors", "is the model itself"),
         ("pack", "wide", "nowhere/new", "could not write"),
         ("unpack", "wide", "new", "it is not packed"),
-        ("unpack", "packed-filters", "new", "only the model knows its kernel"),
+        ("unpack", "early-filters", "new", "only the model knows its kernel"),
     ],
 )
 def test_mistakes_get_one_line_and_leave_nothing(command, file, to, message, folder):
@@ -195,6 +211,34 @@ def test_mistakes_get_one_line_and_leave_nothing(command, file, to, message, fol
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("layout", ["inline", "plane"])
+@pytest.mark.parametrize(
+    "key", ["layers.0.bias", "layers.1.weight", "layers.1.bias", "layers.3.bias"]
+)
+def test_what_would_become_infinite_is_not_packed(key, layout, tmp_path):
+    wide = fissile.expand(fissile.MLP([8, 4, 2], layer_norm=True), 2)
+    with torch.no_grad():
+        wide.get_parameter(key)[0] = 1e6
+    fissile.save(wide, tmp_path / "a")
+    how = ("--layout", layout, "--dtype")
+    err = called("pack", tmp_path / "a", "-o", tmp_path / "b", *how, "float16", code=1).stderr
+    assert "not finite in torch.float16" in err
+    assert key.removesuffix(".bias") in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "b").exists()
+    with pytest.raises(fissile.FissileError, match="not finite in"):
+        fissile.pack(wide, dtype=torch.float16, layout=layout)
+    called("pack", tmp_path / "a", "-o", tmp_path / "b", *how, "bfloat16")
+
+
+def test_nor_what_becomes_infinite_in_a_buffer(tmp_path):
+    wide = fissile.expand(Nested(), 2)
+    wide.body["block"][2].running_var[0] = 1e6
+    fissile.save(wide, tmp_path / "a")
+    with pytest.raises(fissile.FissileError, match=r"running_var is not finite in torch.float16"):
+        pack_file(tmp_path / "a", tmp_path / "b", dtype=torch.float16)
 
 
 def test_a_dropconnect_model_has_nothing_to_pack(tmp_path):
@@ -287,8 +331,9 @@ def test_bench_of_another_model_in_another_dtype(tmp_path):
 
 
 def test_bench_says_what_it_cannot_time(folder, tmp_path):
-    err = called("bench", folder / "filters.safetensors", code=1).stderr
-    assert "convolutions, which are not timed" in err
+    for name in ("filters", "packed-filters"):
+        err = called("bench", folder / f"{name}.safetensors", code=1).stderr
+        assert "convolutions, which are not timed" in err
     err = called("bench", folder / "wide.safetensors", "--device", "abacus", code=1).stderr
     assert "abacus" in err
     assert "no expanded layers" in called("bench", folder / "dense.safetensors", code=1).stderr

@@ -26,7 +26,7 @@ from fissile.packed.format import (
     pack_owned,
     recast,
 )
-from fissile.packed.plain import bitmap_dense, group_starts, owned_dense, owners, stored_groups
+from fissile.packed.plain import bitmap_dense, group_starts, owned_dense, owners
 from fissile.packed.stream import (
     MOST,
     Carrier,
@@ -343,7 +343,7 @@ def test_a_bitmap_holds_the_groups_that_have_a_weight(mask, rows, dtype, seed):
     wide = bitmap_dense(values, live, group, mask.shape[1])
     assert torch.equal(wide, weight.to(dtype))
     assert torch.equal(exists(wide), mask)
-    stored = stored_groups(live, mask.shape[1] // group)
+    stored = from_bytes(live, mask.shape[1] // group)
     starts = group_starts(live, mask.shape[1] // group)
     for row in range(rows):
         for block in range(starts.shape[1]):
@@ -368,7 +368,7 @@ def test_copies_that_stay_together_are_one_group():
 
 
 def test_settings_that_are_none():
-    with pytest.raises(FissileError, match=r"unknown layout 'rows'; use \"inline\" or \"plane\""):
+    with pytest.raises(FissileError, match=r"unknown layout 'rows'; use \"inline\", \"plane\""):
         check_layout("rows")
     with pytest.raises(FissileError, match=r"float32, float16, bfloat16, not torch.float64; use"):
         check_dtype(torch.float64)

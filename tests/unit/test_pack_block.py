@@ -104,7 +104,7 @@ def test_a_large_layer_is_left_to_the_threads():
     block = Block(packed.layers[0], "relu", packed.layers[2])
     x = torch.randn(1, 1024)
     torch.testing.assert_close(block(x), general(packed, x), rtol=1e-4, atol=1e-4)
-    assert block._few is None
+    assert block._ready.few is None
 
 
 def test_threads_do_not_share_what_is_between_the_layers():
@@ -115,3 +115,84 @@ def test_threads_do_not_share_what_is_between_the_layers():
         for _ in range(5):
             together = list(pool.map(packed, batches))
             assert all(map(torch.equal, alone, together))
+
+
+@pytest.fixture
+def defaults():
+    """Put back whatever a test makes the default."""
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("defaults")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_makes_no_difference(dtype):
+    packed, x = head(), torch.randn(2, 24)
+    wanted = packed(x)
+    torch.set_default_dtype(dtype)
+    assert torch.equal(packed(x), wanted)
+    assert torch.equal(copy.deepcopy(packed)(x), wanted)  # prepared only now
+    can_run.cache_clear()
+    assert can_run()
+
+
+def test_the_default_device_makes_no_difference():
+    packed, x = head(), torch.randn(2, 24)
+    wanted = packed(x)
+    with torch.device("meta"):
+        assert torch.equal(packed(x), wanted)
+        assert torch.equal(copy.deepcopy(packed)(x), wanted)
+
+
+def test_a_weight_cut_short_is_noticed():
+    packed, x = head(), torch.randn(1, 24)
+    packed(x)
+    first = packed.layers[0]
+    first.weight.data = first.weight.data[:3]  # the same object at the same address
+    with pytest.raises(FissileError):
+        packed(x)
+
+
+def test_what_a_call_reads_stays_alive():
+    packed, x = head(), torch.randn(1, 24)
+    wanted = packed(x)
+    call, _ = packed._modules["layers"]._plan[1][0]._ready.few
+    for layer in (packed.layers[0], packed.layers[2]):
+        layer.weight = nn.Parameter(layer.weight.clone(), requires_grad=False)
+    packed(x)
+    filler = [torch.full((24 * 6,), torch.nan) for _ in range(100)]
+    assert torch.equal(call(x, 1), wanted)
+    del filler
+
+
+def test_tensors_without_memory_of_their_own():
+    packed, x = head(), torch.randn(2, 24)
+    wanted = packed(x)
+    torch.testing.assert_close(packed(torch._neg_view(-x)), wanted, **CLOSE)
+    nothing = torch._efficientzerotensor((2, 24))
+    torch.testing.assert_close(packed(nothing), packed(torch.zeros(2, 24)), **CLOSE)
+
+    class Named(torch.Tensor):
+        pass
+
+    torch.testing.assert_close(torch.Tensor(packed(x.as_subclass(Named))), wanted, **CLOSE)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop",
+    "ignore:.torch.jit:DeprecationWarning",
+    "ignore::torch.jit.TracerWarning",
+)
+def test_function_transforms_and_traces():
+    packed, x = head(), torch.randn(3, 24)
+    wanted = packed(x)
+    torch.testing.assert_close(torch.func.vmap(packed)(x), wanted, **CLOSE)
+    torch.testing.assert_close(torch.jit.trace(packed, x, check_trace=False)(x), wanted, **CLOSE)
+    tangent = torch.ones_like(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        with pytest.raises(FissileError, match="forward-mode"):
+            packed(dual)
+    with pytest.raises(FissileError, match="forward-mode"):
+        torch.func.jvp(packed, (x,), (tangent,))

@@ -1,10 +1,13 @@
+import inspect
+import itertools
 import math
 import os
-import platform
+import signal
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from fissile.errors import FissileError
 from fissile.packed import cpu
-from fissile.packed.cpu import threads
+from fissile.packed.cpu import linear, threads
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ACTIVATIONS = {
@@ -30,9 +33,14 @@ ACTIVATIONS = {
     ),
     "silu": lambda v: v / (1 + torch.exp(-v)),
 }
-dtypes, activations = st.sampled_from(DTYPES), st.sampled_from(sorted(ACTIVATIONS))
+activations = st.sampled_from(sorted(ACTIVATIONS))
 seeds, batches = st.integers(0, 2**32 - 1), st.integers(1, 9)
-many = settings(deadline=None, max_examples=80, derandomize=True)
+#: What is drawn is new every time, and named when a test fails; only the kernels, each of which has
+#: to be compiled, are always the same: the dtype, and the children or the group, and the layout.
+many = settings(deadline=None, max_examples=80)
+OWNED = [(*one, i % 2 == 0) for i, one in enumerate(itertools.product(DTYPES, (2, 4, 8)))]
+OWNED += [(torch.float32, 4, True), (torch.float16, 2, True), (torch.bfloat16, 8, False)]
+BITMAP = [*itertools.product(DTYPES, (1, 4)), (torch.float32, 2), (torch.float16, 8)]
 
 
 class Owned(NamedTuple):
@@ -121,13 +129,12 @@ def check(y, x, dense, bias, activation, rounds=1):
 
 @many
 @given(
-    seed=seeds, h=st.integers(1, 9), d=st.integers(1, 200), alpha=st.integers(2, 8), dtype=dtypes,
-    plane=st.booleans(), biased=st.booleans(), activation=activations, batch=batches,
+    kernel=st.sampled_from(OWNED), seed=seeds, h=st.integers(1, 9), d=st.integers(1, 200),
+    biased=st.booleans(), activation=activations, batch=batches,
 )  # fmt: skip
-def test_children_get_the_weights_they_own(
-    seed, h, d, alpha, dtype, plane, biased, activation, batch
-):
-    rng = np.random.default_rng(seed)
+def test_children_get_the_weights_they_own(kernel, seed, h, d, biased, activation, batch):
+    rng, (dtype, slots, plane) = np.random.default_rng(seed), kernel
+    alpha = int(rng.integers(slots // 2 + 1, slots + 1))
     layer, owner = make_owned(rng, h, d, alpha, dtype, plane, biased)
     x = normal(rng, batch, d, dtype=dtype)
     y = cpu.owned_linear(x, *layer, activation)
@@ -137,14 +144,11 @@ def test_children_get_the_weights_they_own(
 
 @many
 @given(
-    seed=seeds, outputs=st.integers(1, 9), groups=st.integers(1, 300),
-    group=st.sampled_from((1, 2, 4, 8)), dtype=dtypes, biased=st.booleans(),
-    activation=activations, batch=batches,
+    kernel=st.sampled_from(BITMAP), seed=seeds, outputs=st.integers(1, 9),
+    groups=st.integers(1, 300), biased=st.booleans(), activation=activations, batch=batches,
 )  # fmt: skip
-def test_stored_groups_meet_their_inputs(
-    seed, outputs, groups, group, dtype, biased, activation, batch
-):
-    rng = np.random.default_rng(seed)
+def test_stored_groups_meet_their_inputs(kernel, seed, outputs, groups, biased, activation, batch):
+    rng, (dtype, group) = np.random.default_rng(seed), kernel
     layer, stored = make_bitmap(rng, outputs, groups, group, dtype, biased)
     x = normal(rng, batch, groups * group, dtype=dtype)
     y = cpu.bitmap_linear(x, *layer, activation)
@@ -238,6 +242,103 @@ def test_nobody_writes_on_after_an_error():
     with pytest.raises(KeyboardInterrupt):
         threads.spread([(kernel, ())], 2, 2 * threads.LEAST)
     assert done.is_set()
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+class FullPool(ThreadPoolExecutor):
+    """Starts one thread; for the next the system has no room, as when a limit is reached."""
+
+    def _adjust_thread_count(self):
+        if self._threads:
+            raise RuntimeError("can't start new thread")
+        super()._adjust_thread_count()
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_fewer_threads_than_wanted_do_it_all(monkeypatch):
+    rows, begun = [], threading.Event()
+
+    def kernel(lo, hi):
+        if threading.current_thread().name.startswith("full"):
+            begun.set()
+        else:
+            assert begun.wait(30)
+        rows.extend(range(lo, hi))
+
+    with FullPool(8, "full") as pool:
+        monkeypatch.setattr(threads, "_pool", lambda: pool)
+        threads.spread([(kernel, ())], 24, 3 * threads.LEAST)
+        assert sorted(rows) == [*range(24)]
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_nobody_comes_later_upon_work_that_was_left_in_the_queue(monkeypatch):
+    """Where no thread could be started, the work stays; a helper after an error may take it up."""
+    caller, failed, again = threading.current_thread(), threading.Event(), threading.Event()
+    ended = []
+
+    def kernel(lo, hi):
+        if threading.current_thread() is caller:
+            assert again.wait(30)
+        elif not failed.is_set():
+            failed.set()
+            raise ArithmeticError
+        else:
+            again.set()
+            time.sleep(0.1)
+            ended.append(lo)
+
+    with FullPool(8) as pool:
+        monkeypatch.setattr(threads, "_pool", lambda: pool)
+        with pytest.raises(ArithmeticError):
+            threads.spread([(kernel, ())], 3, 3 * threads.LEAST)
+        assert ended
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("two_threads")
+def test_threads_that_did_not_survive_a_fork_are_replaced():
+    caller, helped = threading.current_thread(), threading.Event()
+
+    def kernel(lo, hi):
+        if threading.current_thread() is caller:
+            assert helped.wait(10)
+        helped.set()
+
+    threads.spread([(kernel, ())], 8, 2 * threads.LEAST)
+    time.sleep(0.05)  # so that the helper is idle, and the pool counts on it
+    helped.clear()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        code = 1
+        try:
+            threads.spread([(kernel, ())], 8, 2 * threads.LEAST)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("kernel", ["activation", "bitmap", "owned"])
+def test_kernels_on_disk_know_what_they_were_made_with(kernel):
+    """Numba compares what a kernel closes over, and the kernel's own file alone."""
+    made = {
+        "activation": linear.activation_kernel,
+        "bitmap": lambda: linear.bitmap_kernel(torch.float32, 4, False),
+        "owned": lambda: linear.owned_kernel(torch.float32, 4, False, False),
+    }[kernel]()
+    within = inspect.getclosurevars(made.py_func).nonlocals.values()
+    written = Path(cpu.__file__).with_name("instructions.py").read_bytes()
+    assert zlib.crc32(written) in within
 
 
 @pytest.mark.parametrize("plane", [False, True])
@@ -342,17 +443,13 @@ def in_a_process(code, **settings):
     return done.stdout.strip()
 
 
-def test_without_numba_plain_pytorch_is_left():
-    code = (
-        "import sys; sys.modules['numba'] = None; from fissile.packed import cpu; "
-        "print(cpu.can_run(), 'llvmlite' in sys.modules)"
-    )
-    assert in_a_process(code) == "False False"
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 processors only")
-def test_processors_without_wide_vectors_come_to_the_same():
+def test_without_numba_plain_pytorch_is_left_and_processors_without_wide_vectors_come_to_the_same():
     code = """
+import sys
+sys.modules["numba"] = None
+from fissile.packed import cpu
+print(cpu.can_run(), "llvmlite" in sys.modules)
+del sys.modules["numba"]
 import numpy as np, torch, test_pack_cpu as t
 rng = np.random.default_rng(9)
 x = {kind: t.normal(rng, 2, 77, dtype=kind) for kind in t.DTYPES}
@@ -373,4 +470,6 @@ y = t.cpu.bitmap_linear(torch.tensor([[1.0, 0.0]]).half(), torch.tensor([torch.i
                         "none")
 print(y.tolist())
 """
-    assert in_a_process(code, NUMBA_CPU_NAME="generic") == "[[inf, nan]]"
+    # Of x86 processors, the generic one has no wide vectors; others know the name, too.
+    said = in_a_process(code, NUMBA_CPU_NAME="generic")
+    assert said.splitlines() == ["False False", "[[inf, nan]]"]

@@ -234,7 +234,7 @@ REFUSED = {
     "float64": (lambda w: pack(copy.deepcopy(w).double()), "'layers.0': .*float64; use one"),
     "to float64": (lambda w: pack(w, dtype=torch.float64), "float64; use one"),
     "to bytes": (lambda w: pack(w, dtype=torch.int8), "int8; use one"),
-    "layout": (lambda w: pack(w, layout="rows"), 'use "inline" or "plane"'),
+    "layout": (lambda w: pack(w, layout="rows"), 'use "inline", "plane" or "2:4"'),
     "NaN": (lambda w: pack(with_value(w, "layers.0.weight", torch.nan)), "'layers.0': .* NaN"),
     "infinity": (lambda w: pack(with_value(w, "layers.2.weight", torch.inf)), "infinite"),
     "large": (
@@ -582,3 +582,65 @@ def test_what_rewrites_a_model_asks_for_it_unpacked(do):
     packed = pack(expand(MLP([16, 4, 3]), 2))
     with pytest.raises(FissileError, match="unpack first"):
         do(packed)
+
+
+def test_a_refused_state_changes_nothing():
+    packed, other = pack(wide_mlp()), pack(wide_mlp(alpha=2))
+    x = torch.randn(3, 32)
+    wanted, state = packed(x), copy.deepcopy(packed.state_dict())
+    torn = copy.deepcopy(state)
+    torn["layers.2.live"] = ~torn["layers.2.live"]
+    short = {k: v[:-4] if k == "layers.2.weight" else v for k, v in state.items()}
+    for wrong in (other.state_dict(), torn, short):
+        with pytest.raises(RuntimeError):
+            packed.load_state_dict(wrong)
+        second = packed.layers[2]
+        assert second.misfit() is None
+        assert all(torch.equal(second.state_dict()[k], state[f"layers.2.{k}"]) for k in ("live",))
+        torch.testing.assert_close(packed(x)[:, 0], wanted[:, 0])
+
+
+def test_a_dropout_of_ones_own_is_called():
+    class Always(nn.Dropout):
+        def forward(self, x):
+            return functional.dropout(x, 0.9, True)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), Always(), nn.Linear(8, 3))
+    packed, x = pack(expand(model, 2)), torch.randn(1, 16)
+    assert not torch.equal(packed(x), packed(x))
+
+
+def test_a_refused_training_leaves_the_mode():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    packed = pack(expand(model, 2))
+    for one in (packed, copy.deepcopy(packed)):
+        with pytest.raises(FissileError, match="does not train"):
+            one.train()
+        assert not any(module.training for module in one.modules())
+        assert one.eval() is one
+    assert unpack(packed).train().training
+
+
+def test_hooks_on_all_modules_see_what_passes():
+    packed, seen = pack(wide_mlp()), []
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, *_: seen.append(type(module))
+    )
+    try:
+        packed(torch.randn(2, 32))
+    finally:
+        handle.remove()
+    assert PackedPartitionedLinear in seen
+    assert nn.ReLU in seen
+
+
+def test_two_of_four_is_for_gpus():
+    torch.manual_seed(0)
+    wide = expand(MLP([16, 4, 3]), 2, split="2:4")
+    with pytest.raises(FissileError, match="for GPUs"):
+        pack(wide, layout="2:4")
+    with pytest.raises(FissileError, match="no layer has a 2:4 pattern"):
+        pack(expand(MLP([15, 5, 3]), 3), layout="2:4")
+    with pytest.raises(FissileError, match='"2:4"'):
+        pack(wide, layout="4:2")

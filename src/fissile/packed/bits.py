@@ -84,7 +84,7 @@ def _nearest(low: Tensor, count: Tensor, weight: Tensor, dtype: torch.dtype) -> 
             f"a weight is not finite in {dtype}; pack finite weights, or in another dtype"
         )
     words = plain.view(_WORDS[dtype]).int()
-    most = torch.tensor(torch.finfo(dtype).max, dtype=dtype).view(_WORDS[dtype]).int()
+    most = plain.new_tensor(torch.finfo(dtype).max).view(_WORDS[dtype]).int()
     top = 1 << (torch.finfo(dtype).bits - 1)
     step = 1 << count.int()
     magnitude = words & (top - 1)
@@ -110,13 +110,17 @@ def to_bytes(bits: Bool[Tensor, "*batch n"]) -> Int[Tensor, "*batch bytes"]:
     >>> to_bytes(torch.tensor([True, False, True]))
     tensor([5], dtype=torch.uint8)
     """
-    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.shape[-1] % 8))
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    byte: Tensor = (padded.unflatten(-1, (-1, 8)) << places).sum(-1, dtype=torch.uint8)
+    count = bits.shape[-1]
+    byte = bits.new_zeros(*bits.shape[:-1], -(-count // 8), dtype=torch.uint8)
+    for place in range(min(count, 8)):
+        every = bits[..., place::8]
+        byte[..., : every.shape[-1]] |= every.to(torch.uint8) << place
     return byte
 
 
 def from_bytes(packed: Int[Tensor, "*batch bytes"], n: int) -> Bool[Tensor, "*batch n"]:
     """Take ``n`` bits out of bytes again."""
     places = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed.unsqueeze(-1) >> places) & 1).flatten(-2)[..., :n].bool()
+    bits = packed.unsqueeze(-1) >> places
+    bits &= 1
+    return bits.flatten(-2)[..., :n].bool()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.sparse import SparseSemiStructuredTensor
 
 from fissile.assemble import without_fast_path
 from fissile.errors import FissileError
 from fissile.layers import SparseLayer
-from fissile.packed.format import check_layout
+from fissile.packed.format import cast, check_layout, refuse_overflow
 from fissile.packed.inline import settle
-from fissile.packed.layers import Packed
+from fissile.packed.layers import DOES_NOT_TRAIN, Packed
 from fissile.packed.make import packed_layer, unpacked_layer
 from fissile.packed.semi import semi_structured
 from fissile.packed.sequence import PackedSequential
@@ -48,7 +48,10 @@ def pack(
     learns = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
     packed = _with(model, news)
     packed = packed if dtype is None else packed.to(dtype)
-    _refuse_overflow(model, packed)
+    given = dict([*model.named_parameters(), *model.named_buffers()])
+    for name, tensor in [*packed.named_parameters(), *packed.named_buffers()]:
+        if tensor.is_floating_point() and name in given:
+            refuse_overflow(name, given[name], tensor)
     settle(packed)
     finish(packed, learns)
     return packed
@@ -61,6 +64,8 @@ def unpack(model: nn.Module) -> nn.Module:
 
     The weights are as they were packed: in layout ``inline``, rounded.
     """
+    if any(isinstance(p, SparseSemiStructuredTensor) for p in model.parameters()):
+        raise FissileError("2:4 layers are not unpacked; keep the expanded model")
     layers = {name: m for name, m in model.named_modules() if isinstance(m, Packed)}
     if not layers:
         raise FissileError("the model has no packed layers")
@@ -69,7 +74,8 @@ def unpack(model: nn.Module) -> nn.Module:
     learns = wide.__dict__.pop("learns", None)
     for name, parameter in wide.named_parameters():
         parameter.requires_grad_(learns is None or name in learns)
-    wide.__dict__.pop("save_pretrained", None)
+    for name in ("save_pretrained", "train"):
+        wide.__dict__.pop(name, None)
     return wide
 
 
@@ -78,6 +84,8 @@ def finish(packed: nn.Module, learns: frozenset[str]) -> None:
     _recast_sequences(packed, nn.Sequential, PackedSequential)
     packed.requires_grad_(False).eval()
     packed.__dict__["learns"] = learns
+    if not isinstance(packed, Packed):  # which refuses by itself
+        packed.__dict__["train"] = partial(_refuse_training, packed)
     if hasattr(packed, "save_pretrained"):
         packed.__dict__["save_pretrained"] = _refuse_pretrained
 
@@ -93,13 +101,9 @@ def _two_of_four(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     if dtype is not None:
         for module in packed.modules():  # one by one: a semi-structured weight takes no cast
             if module not in made.values():
-                module._apply(partial(_cast, dtype=dtype), recurse=False)
+                module._apply(partial(cast, dtype=dtype), recurse=False)
     finish(packed, frozenset())
     return packed
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _each(model: nn.Module, make: Callable[[SparseLayer], nn.Module]) -> dict[str, nn.Module]:
@@ -116,6 +120,13 @@ def _each(model: nn.Module, make: Callable[[SparseLayer], nn.Module]) -> dict[st
     return news
 
 
+def _refuse_training(model: nn.Module, mode: bool = True) -> nn.Module:
+    """Refuse before any part of the model has changed its mode."""
+    if mode:
+        raise FissileError(DOES_NOT_TRAIN)
+    return type(model).train(model, False)
+
+
 def _refuse_pretrained(*_: object, **__: object) -> None:
     raise FissileError(
         "transformers does not know packed layers: write the file with fissile.save, and read it "
@@ -125,7 +136,7 @@ def _refuse_pretrained(*_: object, **__: object) -> None:
 
 def _with(model: nn.Module, news: Mapping[str, nn.Module]) -> nn.Module:
     """Return a copy of the model with other layers, without copying those they replace."""
-    olds = {name: cast(SparseLayer, model.get_submodule(name)) for name in news}
+    olds = {name: _sparse(model, name) for name in news}
     for name, layer in olds.items():
         if has_hooks(layer):
             raise FissileError(f"{name!r} has hooks, which a new layer would lose; remove them")
@@ -142,20 +153,15 @@ def _with(model: nn.Module, news: Mapping[str, nn.Module]) -> nn.Module:
     return built
 
 
+def _sparse(model: nn.Module, name: str) -> SparseLayer:
+    layer = model.get_submodule(name)
+    assert isinstance(layer, SparseLayer)
+    return layer
+
+
 def _is_own(layer: nn.Module, key: str) -> bool:
     """Tell what a layer's kind has by itself from what somebody noted on it."""
     return any(key in (*vars(kind), *kind.__annotations__) for kind in type(layer).__mro__[:-1])
-
-
-def _refuse_overflow(model: nn.Module, packed: nn.Module) -> None:
-    """Refuse what became infinite in a narrower dtype, in whatever layer."""
-    for name, parameter in packed.named_parameters():
-        if not bool(parameter.isfinite().all()) and bool(
-            model.get_parameter(name).isfinite().all()
-        ):
-            raise FissileError(
-                f"{name} is not finite in {parameter.dtype}; pack the model in another dtype"
-            )
 
 
 def _recast_sequences(model: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:

@@ -8,18 +8,20 @@ the smallest of layers, it is a tensor of its own.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fissile.errors import FileError
-from fissile.layers import Masked, Partitioned, SparseLayer
+from fissile.layers import Masked, Partitioned, SparseConv2d, SparseLayer
 from fissile.packed.bits import MANTISSA, exists, from_bytes, owner_bits, to_bytes
-from fissile.packed.format import check_layout
+from fissile.packed.format import Layout, check_layout
+from fissile.packed.header import NEWER
 from fissile.packed.inline import inline_layers, living, settled, stream_of
-from fissile.packed.layers import Bitmap, Packed
+from fissile.packed.layers import Bitmap, Owned, Packed
 from fissile.packed.make import bitmap_like, owned_like
 from fissile.packed.stream import Carrier, Reader, read_groups, read_places
 
@@ -32,16 +34,19 @@ __all__ = [
     "from_file",
     "frozen_in",
     "is_packed",
-    "opened",
-    "sealed",
+    "kernel_in",
     "tie",
     "ties_in",
+    "verify",
 ]
 
 #: The tensor of a pattern that is in no weights.
 PATTERN = "fissile.pattern"
-#: Places for every weight in the file, beyond which a recipe is not believed.
-_SPARSEST = 4096
+#: Places for every weight that is written, and some for a model that has none left: a recipe of
+#: more is not believed. Expansion makes alpha places for a weight, over all layers.
+_SPARSEST, _ALWAYS = 256, 2**20
+#: What a packed layer's entry has besides that of the expanded one.
+_OURS = ("layout", "group", "kernel")
 
 
 def is_packed(recipe: Mapping[str, Any]) -> bool:
@@ -54,6 +59,7 @@ def entries_of(model: nn.Module) -> dict[str, dict[str, Any]]:
     return {
         name: {"layout": layer.layout}
         | ({"group": layer.group} if isinstance(layer, Bitmap) else {})
+        | ({"kernel": [*layer.kernel_size]} if isinstance(layer, SparseConv2d) else {})
         for name, layer in model.named_modules()
         if isinstance(layer, Packed)
     }
@@ -61,16 +67,34 @@ def entries_of(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 def expanded_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a recipe said of a layer before it was packed."""
-    return {key: value for key, value in entry.items() if key not in ("layout", "group")}
+    return {key: value for key, value in entry.items() if key not in _OURS}
+
+
+def kernel_in(name: str, entry: Mapping[str, Any]) -> list[int] | None:
+    """Return the size of a convolution's filters; None where early files do not say it."""
+    if "kernel" not in entry:
+        return None
+    kernel = entry["kernel"]
+    sizes = kernel if isinstance(kernel, list) else []
+    if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+        raise FileError(f"{name!r} has kernel={kernel!r} in the recipe")
+    return sizes
 
 
 def for_file(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a packed model's tensors as a file holds them."""
     layers = inline_layers(model)
     kept = {key: t for key, t in tensors.items() if not _is_part(key, layers)}
+    alive = {name: living(layer) for name, layer in layers.items()}
+    places = sum(_places(layer) for layer in layers.values())
+    if places > _room(alive.values()):
+        raise FileError(
+            f"{places:,} places have too few weights for a file of layout inline; "
+            'pack the model with layout="plane"'
+        )
     values = settled(layers)
     if values is None:
-        values = {name: living(layer) for name, layer in layers.items()}
+        values = alive
         kept[PATTERN] = to_bytes(stream_of(layers))
     return kept | {f"{name}.weight": weight for name, weight in values.items()}
 
@@ -80,7 +104,7 @@ def from_file(
 ) -> dict[str, Tensor]:
     """Put packed layers in place of empty expanded ones, and return the tensors they need."""
     entries = {name: e for name, e in recipe["layers"].items() if "layout" in e}
-    inline = {name: e for name, e in entries.items() if check_layout(e["layout"]) == "inline"}
+    inline = {name: e for name, e in entries.items() if e["layout"] == "inline"}
     found = {key: tensor for key, tensor in tensors.items() if key != PATTERN}
     carriers = [Carrier(_values(found, name), _spoken_for(e)) for name, e in inline.items()]
     reader = Reader(carriers)
@@ -89,21 +113,31 @@ def from_file(
         if pattern.dtype is not torch.uint8 or pattern.ndim != 1:
             raise FileError(f"{PATTERN} is no row of bytes")
         reader = Reader.of(from_bytes(pattern, 8 * len(pattern)))
-    held = [
-        tensors[key] for key in (*(f"{name}.weight" for name in entries), PATTERN) if key in tensors
-    ]
-    room = _SPARSEST * (sum(tensor.numel() for tensor in held) + _SPARSEST)
+    room = _room(one.weight for one in carriers)
     for name, entry in entries.items():
         layer = model.get_submodule(name)
         assert isinstance(layer, SparseLayer)
-        shape = layer.pattern().flatten(1).shape
-        room -= shape[0] * shape[1]
-        if room < 0:
-            raise FileError(f"{name!r} has {shape[0]} × {shape[1]} places for too few weights")
+        _check_kernel(name, entry, layer)
         if name in inline:
+            rows, columns = layer.rows(layer.weight).shape
+            room -= rows * columns
+            if room < 0:
+                raise FileError(f"{name!r} has {rows} × {columns} places for too few weights")
             _place(found, name, layer, entry, reader)
         _hold(found, name, layer, entry, model)
     return found
+
+
+def verify(tensors: Mapping[str, Tensor], recipe: Mapping[str, Any]) -> None:
+    """Refuse layouts that are not known here, and tensors that are not those that were written."""
+    for name, entry in recipe["layers"].items():
+        layout = entry.get("layout", "inline")
+        if not isinstance(layout, str):
+            raise FileError(f"{name!r} has layout={layout!r} in the recipe")
+        if layout not in get_args(Layout):
+            raise FileError(f"{name!r} has the layout {layout!r}: {NEWER}")
+    if recipe.get("crc32") != checksum(tensors):
+        raise FileError("the tensors are not those that were written: their checksum differs")
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> int:
@@ -114,20 +148,6 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
         raw, what = tensor.flatten().view(torch.uint8), f"{name} {tensor.dtype} {[*tensor.shape]}"
         crc = zlib.crc32(raw.numpy().data, zlib.crc32(what.encode(), crc))
     return crc
-
-
-def sealed(text: str) -> str:
-    """Put a checksum before a recipe, in which one letter may make another activation."""
-    return f"{zlib.crc32(text.encode()):08x}{text}"
-
-
-def opened(text: str) -> str:
-    """Return a recipe, sealed or not; one that has changed since is a ``ValueError``."""
-    if text[:1] in ("{", "[", " ", ""):
-        return text
-    if sealed(text[8:]) != text:
-        raise ValueError("its checksum differs")
-    return text[8:]
 
 
 def frozen_in(model: nn.Module) -> list[str]:
@@ -146,11 +166,31 @@ def ties_in(model: nn.Module) -> list[list[str]]:
 
 
 def tie(model: nn.Module, ties: list[list[str]]) -> None:
-    """Let parameters be one again that a file holds under each of their names."""
+    """Let parameters be one again that a file holds under each of their names, all the same."""
     for first, *others in ties:
+        one = model.get_parameter(first)
         for name in others:
+            if not _same(one, model.get_parameter(name)):
+                raise FileError(f"{first} and {name} are one in the model and two in the file")
             owner, _, key = name.rpartition(".")
-            setattr(model.get_submodule(owner), key, model.get_parameter(first))
+            setattr(model.get_submodule(owner), key, one)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Compare bit by bit: NaN, too, is what it was."""
+    if one.dtype is not other.dtype or one.shape != other.shape:
+        return False
+    bits = [tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*bits)
+
+
+def _room(weights: Iterable[Tensor]) -> int:
+    """Return how many places so many weights may have."""
+    return _ALWAYS + _SPARSEST * sum(len(weight) for weight in weights)
+
+
+def _places(layer: Packed) -> int:
+    return layer.weight.numel() if isinstance(layer, Owned) else prod(layer.matrix_shape)
 
 
 def _is_part(key: str, layers: Mapping[str, Packed]) -> bool:
@@ -187,7 +227,7 @@ def _place(
         some, mask = read_groups(reader, rows * columns // group, group, len(values))
         tensors[f"{name}.live"] = to_bytes(some.view(rows, -1))
     weight = values.new_zeros(mask.shape)
-    weight[mask] = values
+    weight.masked_scatter_(mask, values)
     tensors[f"{name}.weight"] = weight if isinstance(layer, Partitioned) else weight.flatten()
 
 
@@ -220,6 +260,14 @@ def _hold(
         raise FileError(f"{name!r} is damaged: {wrong}")
     new.pair = layer.pair
     model.set_submodule(name, new)
+
+
+def _check_kernel(name: str, entry: Mapping[str, Any], layer: SparseLayer) -> None:
+    """Refuse filters of another size than the layer's."""
+    written = kernel_in(name, entry)
+    kernel = [*layer.kernel_size] if isinstance(layer, SparseConv2d) else None
+    if written is not None and written != kernel:
+        raise FileError(f"{name!r} has kernel={written} in the recipe, not {kernel}")
 
 
 def _group(name: str, entry: Mapping[str, Any], columns: int) -> int:

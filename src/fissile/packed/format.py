@@ -8,20 +8,30 @@ import torch
 from torch import Tensor
 
 from fissile.errors import FissileError
-from fissile.packed.bits import MANTISSA, ending_in, exists, low_bits, owner_bits, to_bytes
-from fissile.packed.plain import owners, stored_groups
+from fissile.packed.bits import (
+    MANTISSA,
+    ending_in,
+    exists,
+    from_bytes,
+    low_bits,
+    owner_bits,
+    to_bytes,
+)
+from fissile.packed.plain import owners
 from fissile.packed.stream import MOST
 from fissile.shapes import Bool, Float, Int
 
 __all__ = [
     "Layout",
     "bitmap_misfit",
+    "cast",
     "check_dtype",
     "check_layout",
     "owned_misfit",
     "pack_bitmap",
     "pack_owned",
     "recast",
+    "refuse_overflow",
 ]
 
 #: Where the owners are: in the weights' lowest bits, or in bit-planes of their own.
@@ -35,7 +45,7 @@ def check_layout(layout: str) -> Layout:
     for known in get_args(Layout):
         if layout == known:
             return known  # type: ignore[no-any-return]
-    raise FissileError(f'unknown layout {layout!r}; use "inline" or "plane"')
+    raise FissileError(f'unknown layout {layout!r}; use "inline", "plane" or "2:4"')
 
 
 def check_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -44,6 +54,17 @@ def check_dtype(dtype: torch.dtype) -> torch.dtype:
         names = ", ".join(str(known).removeprefix("torch.") for known in MANTISSA)
         raise FissileError(f"packed weights are {names}, not {dtype}; use one of those")
     return dtype
+
+
+def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a tensor in another dtype if it holds numbers, not indices or bits."""
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def refuse_overflow(name: str, before: Tensor, after: Tensor) -> None:
+    """Refuse what became infinite in a narrower dtype."""
+    if not bool(after.isfinite().all()) and bool(before.isfinite().all()):
+        raise FissileError(f"{name} is not finite in {after.dtype}; pack in another dtype")
 
 
 def pack_owned(
@@ -129,9 +150,9 @@ def bitmap_misfit(
     groups = shape[1] // group
     if live.dtype is not torch.uint8 or live.shape != (shape[0], -(-groups // 8)):
         return "live is not a bitmap of its groups"
-    stored = stored_groups(live, groups)
-    if int(stored.sum()) * group != len(weight):
-        return f"live marks {int(stored.sum())} groups, which the weight does not hold"
+    stored = from_bytes(live, groups)
+    if int(stored.count_nonzero()) * group != len(weight):
+        return f"live marks {int(stored.count_nonzero())} groups, which the weight does not hold"
     return None if torch.equal(to_bytes(stored), live) else "live marks groups beyond the last"
 
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 import base64
 import zlib
 
-__all__ = ["lengthened", "shortened"]
+from fissile.errors import FileError
+
+__all__ = ["NEWER", "lengthened", "opened", "sealed", "shortened"]
+
+#: What to say of a file that this version knows nothing about.
+NEWER = "written by a newer fissile; update it"
 
 #: Part of the format: what it holds must never change, or files can no longer be read.
 _WORDS = (
@@ -23,27 +28,50 @@ _WORDS = (
     b'"layout":"inline","group":4}},"norms":{},"pairs":[{"firsts":["layers.0"],"between":[],'
     b'"second":"layers.2"}],"crc32":'
 )
-#: The first character of a shortened recipe; JSON begins otherwise.
-_MARK = "z"
-#: No recipe is longer; what claims to be is not unpacked.
-_LONGEST = 2**26
+#: The first character of a shortened recipe, and those of one that is not; others are yet to come.
+_MARK, _PLAIN = "z", frozenset("{[ 0123456789abcdef")
+#: No recipe is longer, nor so many times longer than what it was shortened to: reading JSON takes
+#: up to 25 times its length, and a small file shall not ask for much memory.
+_LONGEST, _ALWAYS, _TIMES = 2**24, 2**20, 64
 
 
 def shortened(text: str) -> str:
-    """Write a recipe in fewer characters."""
+    """Write a recipe in fewer characters, if it can be lengthened again."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, _WORDS)
-    return _MARK + base64.b85encode(packer.compress(text.encode()) + packer.flush()).decode()
+    raw = text.encode()
+    short = _MARK + base64.b85encode(packer.compress(raw) + packer.flush()).decode()
+    return short if len(raw) <= _most(short) else text
 
 
 def lengthened(text: str) -> str:
     """Return a recipe as it was, shortened or not; a damaged one is a ``ValueError``."""
-    if not text.startswith(_MARK):
+    if not text or text[0] in _PLAIN:
         return text
+    if text[0] != _MARK:
+        raise FileError(f"its recipe begins with {text[0]!r}: {NEWER}")
     unpacker = zlib.decompressobj(-15, _WORDS)
     try:
-        whole = unpacker.decompress(base64.b85decode(text[1:]), _LONGEST)
+        whole = unpacker.decompress(base64.b85decode(text[1:]), _most(text))
     except zlib.error as error:
         raise ValueError(f"it is not deflated: {error}") from None
     if not unpacker.eof or unpacker.unused_data:
         raise ValueError("it does not end where it should")
     return whole.decode()
+
+
+def sealed(text: str) -> str:
+    """Put a checksum before a recipe, in which one letter may make another activation."""
+    return f"{zlib.crc32(text.encode()):08x}{text}"
+
+
+def opened(text: str) -> str:
+    """Return a recipe, sealed or not; one that has changed since is a ``ValueError``."""
+    if text[:1] in ("{", "[", " ", ""):
+        return text
+    if sealed(text[8:]) != text:
+        raise ValueError("its checksum differs")
+    return text[8:]
+
+
+def _most(short: str) -> int:
+    return min(_LONGEST, _ALWAYS + _TIMES * len(short))

@@ -29,7 +29,7 @@ def living(layer: Packed) -> Float[Tensor, " living"]:
 
 def stream_of(layers: Mapping[str, Packed]) -> Bool[Tensor, " bits"]:
     """Write down where the weights of these layers go, apart from their owners."""
-    parts = [torch.zeros(0, dtype=torch.bool)]
+    parts = [torch.zeros(0, dtype=torch.bool, device="cpu")]
     for layer in layers.values():
         there = exists(layer.weight.detach().cpu())
         if isinstance(layer, Owned):
@@ -60,6 +60,7 @@ def settle(model: nn.Module) -> None:
 
 def _in_groups(layer: Bitmap, there: Bool[Tensor, " stored"]) -> Bool[Tensor, "groups size"]:
     """Return which weights exist in all groups of a layer, stored or not."""
-    mask = torch.zeros(layer.outputs * layer.groups, layer.group, dtype=torch.bool)
+    shape = layer.outputs * layer.groups, layer.group
+    mask = torch.zeros(shape, dtype=torch.bool, device="cpu")
     mask[layer.stored().flatten()] = there.view(-1, layer.group)
     return mask

@@ -4,35 +4,35 @@
   (layout ``inline``) or in bit-planes beside them (``plane``).
 * :class:`PackedMaskedLinear` keeps the weights that exist, and a bitmap of where they go: one bit
   for all copies of a weight, since magnitude keeps or removes the copies of a weight together.
-
-The convolutions hold their filters the same way and write them out at every pass.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from torch import Tensor, nn
 
 from fissile.errors import FissileError
-from fissile.layers import Geometry, SparseConv2d, SparseLayer, SparseLinear, owner_mask
+from fissile.layers import SparseLayer, SparseLinear, owner_mask
 from fissile.packed import plain, run
-from fissile.packed.bits import MANTISSA, exists, owner_bits
+from fissile.packed.bits import MANTISSA, exists, from_bytes, owner_bits
 from fissile.packed.format import Layout, bitmap_misfit, check_dtype, owned_misfit, recast
 from fissile.shapes import Bool, Float, Int
 
 __all__ = [
+    "DOES_NOT_TRAIN",
     "Bitmap",
     "Owned",
     "Packed",
     "PackedLinear",
-    "PackedMaskedConv2d",
     "PackedMaskedLinear",
-    "PackedPartitionedConv2d",
     "PackedPartitionedLinear",
 ]
+
+
+DOES_NOT_TRAIN = "a packed model does not train: call fissile.unpack, train that, and pack it again"
 
 
 class Packed(SparseLayer):
@@ -54,16 +54,17 @@ class Packed(SparseLayer):
         """The rows and columns of the written-out matrix, filters flattened."""
         return self.outputs, self.inputs
 
-    @abstractmethod
     def misfit(self) -> str | None:
         """Say what is wrong with the tensors, if they are not what packing makes."""
+        return self._misfit_of({**self._parameters, **self._buffers})
+
+    @abstractmethod
+    def _misfit_of(self, parts: Mapping[str, Any]) -> str | None: ...
 
     def train(self, mode: bool = True) -> Self:
         """Refuse: there is nothing to train."""
         if mode:
-            raise FissileError(
-                "a packed model does not train: call fissile.unpack, train that, and pack it again"
-            )
+            raise FissileError(DOES_NOT_TRAIN)
         return super().train(False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -79,13 +80,29 @@ class Packed(SparseLayer):
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        lists, key = (missing_keys, unexpected_keys, error_msgs), f"{prefix}weight"
-        new, dtype = state_dict.get(key), self.weight.dtype
+        """Take over a state if it is one of a packed layer; if not, nothing of it."""
+        key, dtype = f"{prefix}weight", self.weight.dtype
+        new = state_dict.get(key)
         if new is not None and new.dtype is not dtype and new.dtype in MANTISSA:
             state_dict[key] = recast(new, self.owner_bits, dtype)  # a plain cast loses the owners
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
-        if not self.weight.is_meta and (wrong := self.misfit()):
+        mine = {**self._parameters, **self._buffers}
+        parts = mine | {k: state_dict[prefix + k] for k in mine if prefix + k in state_dict}
+        if wrong := self._hinders(mine, parts, local_metadata.get("assign_to_params_buffers")):
             error_msgs.append(f"{prefix.removesuffix('.')}: {wrong}")
+            return
+        lists = missing_keys, unexpected_keys, error_msgs
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+
+    def _hinders(self, mine: Any, parts: Any, assign: bool) -> str | None:
+        """Say why parts of a state, and what is here of the rest, make no layer."""
+        for name, part in parts.items():
+            if part is not None and part.is_meta:
+                return None  # nothing is in it yet
+            if part is not None and not assign and part.shape != mine[name].shape:
+                return f"{name} is {tuple(part.shape)}, here it is {tuple(mine[name].shape)}"
+        if not assign and parts["bias"] is not None:
+            parts = parts | {"bias": parts["bias"].to(self.weight.dtype)}
+        return self._misfit_of(parts)
 
     def nonzeros(self) -> int:
         """Count the weights that exist."""
@@ -125,10 +142,10 @@ class Owned(Packed):
         """Return which child holds which input."""
         return self._shaped(owner_mask(self.owner(), self.alpha))
 
-    def misfit(self) -> str | None:
-        """Say what is wrong with the tensors, if they are not what packing makes."""
+    def _misfit_of(self, parts: Mapping[str, Any]) -> str | None:
         shape = self.outputs // self.alpha, self.matrix_shape[1]
-        return owned_misfit(self.weight, self.planes, self.bias, self.alpha, shape)
+        tensors = parts["weight"], parts["planes"], parts["bias"]
+        return owned_misfit(*tensors, self.alpha, shape)
 
     def extra_repr(self) -> str:
         """Say alpha before the rest."""
@@ -157,7 +174,7 @@ class Bitmap(Packed):
 
     def stored(self) -> Bool[Tensor, "outputs groups"]:
         """Return which groups are stored."""
-        return plain.stored_groups(self.live, self.groups).cpu()
+        return from_bytes(self.live, self.groups).cpu()
 
     def dense_weight(self) -> Float[Tensor, "outputs inputs *kernel"]:
         """Return the weight with zeros where nothing is."""
@@ -168,14 +185,13 @@ class Bitmap(Packed):
         """Return which weights exist."""
         return exists(self.dense_weight())
 
-    def misfit(self) -> str | None:
-        """Say what is wrong with the tensors, if they are not what packing makes."""
-        return bitmap_misfit(self.weight, self.live, self.bias, self.group, self.matrix_shape)
+    def _misfit_of(self, parts: Mapping[str, Any]) -> str | None:
+        tensors = parts["weight"], parts["live"], parts["bias"]
+        return bitmap_misfit(*tensors, self.group, self.matrix_shape)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
-        if not self.live.is_floating_point():
-            self.start = plain.group_starts(self.live, self.groups)
+        self.start = plain.group_starts(self.live, self.groups)
 
 
 class PackedLinear(Packed, SparseLinear):
@@ -184,6 +200,11 @@ class PackedLinear(Packed, SparseLinear):
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """Apply the linear map."""
         return self.activated(x, "none")
+
+    def _held(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias, past nn.Module's way to find them: small layers are as quick."""
+        mine = self._parameters
+        return mine["weight"], mine["bias"]  # type: ignore[return-value]
 
     @abstractmethod
     def activated(self, x: Tensor, activation: plain.Activation) -> Tensor:
@@ -211,7 +232,8 @@ class PackedPartitionedLinear(Owned, PackedLinear):
 
     def activated(self, x: Tensor, activation: plain.Activation) -> Tensor:
         """Apply the linear map and an activation."""
-        return run.owned(x, self.weight, self.planes, self.bias, self.alpha, activation)
+        weight, bias = self._held()
+        return run.owned(x, weight, self._buffers["planes"], bias, self.alpha, activation)
 
 
 class PackedMaskedLinear(Bitmap, PackedLinear):
@@ -236,66 +258,6 @@ class PackedMaskedLinear(Bitmap, PackedLinear):
 
     def activated(self, x: Tensor, activation: plain.Activation) -> Tensor:
         """Apply the linear map and an activation."""
-        return run.bitmap(
-            x, self.weight, self.live, self.start, self.bias, self.group, self.in_features,
-            activation,
-        )  # fmt: skip
-
-
-class _PackedConv2d(Packed, SparseConv2d):
-    @property
-    def matrix_shape(self) -> tuple[int, int]:
-        height, width = self.kernel_size
-        return self.out_channels, self.in_channels * height * width
-
-    def _shaped(self, rows: Tensor) -> Tensor:
-        return rows.reshape(len(rows), self.in_channels, *self.kernel_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the filters, written out for this pass."""
-        run.refuse_gradients(x, self.weight, self.bias)
-        return super().forward(x)
-
-
-class PackedPartitionedConv2d(Owned, _PackedConv2d):
-    """A partitioned convolution, packed by :func:`fissile.pack`."""
-
-    kind = "partitioned-conv"
-
-    def __init__(
-        self,
-        weight: Float[Tensor, "parents columns"],
-        planes: Int[Tensor, "bits parents bytes"] | None,
-        alpha: int,
-        bias: Float[Tensor, " children"] | None,
-        inputs: int,
-        kernel: tuple[int, ...],
-        geometry: Geometry,
-    ) -> None:
-        super().__init__()
-        self.in_channels, self.out_channels = inputs, alpha * len(weight)
-        self.kernel_size, self.geometry = kernel, geometry
-        self._keep(weight, planes, alpha, bias)
-
-
-class PackedMaskedConv2d(Bitmap, _PackedConv2d):
-    """A masked convolution, packed by :func:`fissile.pack`."""
-
-    kind = "masked-conv"
-
-    def __init__(
-        self,
-        weight: Float[Tensor, " stored"],
-        live: Int[Tensor, "outputs bytes"],
-        group: int,
-        inputs: int,
-        bias: Float[Tensor, " outputs"] | None,
-        kernel: tuple[int, ...],
-        geometry: Geometry,
-        *,
-        layout: Layout,
-    ) -> None:
-        super().__init__()
-        self.in_channels, self.out_channels = inputs, len(live)
-        self.kernel_size, self.geometry = kernel, geometry
-        self._keep(weight, live, group, bias, layout)
+        (weight, bias), bits = self._held(), self._buffers
+        how = bias, self.group, self.in_features, activation
+        return run.bitmap(x, weight, bits["live"], bits["start"], *how)  # type: ignore[arg-type]

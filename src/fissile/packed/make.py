@@ -18,14 +18,13 @@ from fissile.layers import (
     SparseLayer,
     SparseLinear,
 )
+from fissile.packed.conv import PackedMaskedConv2d, PackedPartitionedConv2d
 from fissile.packed.format import Layout, check_dtype, pack_bitmap, pack_owned
 from fissile.packed.layers import (
     Bitmap,
     Owned,
     Packed,
-    PackedMaskedConv2d,
     PackedMaskedLinear,
-    PackedPartitionedConv2d,
     PackedPartitionedLinear,
 )
 

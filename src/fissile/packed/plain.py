@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fissile.layers import REMOVED, owner_mask
 from fissile.packed.bits import exists, from_bytes, low_bits, owner_bits
-from fissile.shapes import Bool, Float, Int
+from fissile.shapes import Float, Int
 
 __all__ = [
     "BLOCK",
@@ -22,7 +22,6 @@ __all__ = [
     "owned_dense",
     "owned_linear",
     "owners",
-    "stored_groups",
 ]
 
 #: What may follow a packed layer in the same kernel.
@@ -69,22 +68,16 @@ def owned_linear(
 
 def group_starts(live: Int[Tensor, "outputs bytes"], groups: int) -> Int[Tensor, "outputs blocks"]:
     """Count the groups stored before every block of 256, over the whole matrix."""
-    bits = functional.pad(from_bytes(live, groups), (0, -groups % BLOCK))
-    counts = bits.unflatten(-1, (-1, BLOCK)).sum(-1)
-    before: Tensor = counts.flatten().cumsum(0).view_as(counts) - counts
-    return before.to(torch.int32)
-
-
-def stored_groups(live: Int[Tensor, "outputs bytes"], groups: int) -> Bool[Tensor, "outputs g"]:
-    """Return which groups are stored."""
-    return from_bytes(live, groups)
+    blocks = from_bytes(live, groups).split(BLOCK, -1)
+    counts = torch.stack([block.sum(-1, dtype=torch.int32) for block in blocks], -1)
+    return counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts) - counts
 
 
 def bitmap_dense(
     weight: Float[Tensor, " stored"], live: Int[Tensor, "outputs bytes"], group: int, inputs: int
 ) -> Float[Tensor, "outputs inputs"]:
     """Write a masked layer's matrix out."""
-    mask = stored_groups(live, inputs // group)
+    mask = from_bytes(live, inputs // group)
     wide = weight.new_zeros(*mask.shape, group)
     wide[mask] = weight.view(-1, group)
     return wide.flatten(1)

@@ -8,7 +8,9 @@ import math
 from types import ModuleType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from fissile.errors import FissileError
@@ -22,6 +24,8 @@ __all__ = [
     "bitmap",
     "block",
     "few_children",
+    "is_odd",
+    "is_traced",
     "kernels_for",
     "owned",
     "ready",
@@ -44,8 +48,8 @@ def owned(
     flat, shape, dtype = ready(x, weight, bias, weight.shape[1], alpha * weight.shape[0])
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)
-    how = _owned_op if torch.compiler.is_compiling() else _owned
-    return how(flat, weight, planes, bias, alpha, activation).view(shape).to(dtype)
+    how = _owned_op if is_odd(flat) else _owned
+    return _shaped(how(flat, weight, planes, bias, alpha, activation), shape, dtype)
 
 
 def bitmap(
@@ -62,8 +66,8 @@ def bitmap(
     flat, shape, dtype = ready(x, weight, bias, inputs, len(live))
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)
-    how = _bitmap_op if torch.compiler.is_compiling() else _bitmap
-    return how(flat, weight, live, start, bias, group, activation).view(shape).to(dtype)
+    how = _bitmap_op if is_odd(flat) else _bitmap
+    return _shaped(how(flat, weight, live, start, bias, group, activation), shape, dtype)
 
 
 def block(
@@ -83,6 +87,7 @@ def block(
     kernels, weight = kernels_for(x.device), first[0]
     if (
         kernels is None
+        or is_odd(x)
         or not hasattr(kernels, "block")
         or not few_children(first[3])
         or second[0].dtype is not weight.dtype
@@ -118,16 +123,44 @@ def ready(
         x = x.to(weight.dtype)
     elif x.dtype is not dtype:
         raise FissileError(f"the batch is {x.dtype}, the packed layer {dtype}; cast one of them")
-    shape = (*x.shape[:-1], outputs)
     if x.ndim == 2 and x.is_contiguous():
-        return x, shape, dtype
+        return x, (x.shape[0], outputs), dtype
+    shape = (*x.shape[:-1], outputs)
     return x.reshape(math.prod(shape[:-1]), inputs).contiguous(), shape, dtype
+
+
+def _shaped(y: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Give a result its shape and dtype; asking is quicker than doing nothing."""
+    y = y if y.dtype is dtype else y.to(dtype)
+    return y if len(shape) == 2 else y.view(shape)
+
+
+def is_traced() -> bool:
+    """Tell whether PyTorch writes down what is called, to compile or to export it."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def is_odd(x: Tensor) -> bool:
+    """Tell a tensor whose numbers do not lie in memory of its own, or that somebody watches.
+
+    PyTorch knows how to bring such a one to an operator; a kernel would read at its address.
+    """
+    return (
+        is_traced()
+        or type(x) not in (Tensor, nn.Parameter)
+        or is_functorch_wrapped_tensor(x)
+        or x.is_neg()
+        or x._is_zerotensor()
+    )
 
 
 def refuse_gradients(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Say so where somebody waits for gradients, which packed layers do not have."""
-    wanted = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    if wanted and torch.is_grad_enabled():
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        raise FissileError("a packed layer has no forward-mode gradients; fissile.unpack it")
+    if not torch.is_grad_enabled():
+        return
+    if x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad):
         raise FissileError(
             "a packed layer has no gradients: call it under torch.no_grad(), or fissile.unpack it"
         )
@@ -135,7 +168,8 @@ def refuse_gradients(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 def _autocasts(x: Tensor) -> bool:
     """Tell whether autocast would cast this for a plain layer: it leaves out float64."""
-    return not x.is_meta and x.dtype in MANTISSA and torch.is_autocast_enabled(x.device.type)
+    kind = x.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind) and x.dtype in MANTISSA
 
 
 def few_children(alpha: int) -> bool:
@@ -159,6 +193,7 @@ def _owned(
     x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
     activation: Activation,
 ) -> Tensor:  # fmt: skip
+    x = x.contiguous()  # an operator may be given anything
     if x.is_meta:
         return x.new_empty(len(x), alpha * len(weight))
     kernels = kernels_for(x.device) if few_children(alpha) else None
@@ -176,6 +211,7 @@ def _bitmap(
     x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
     activation: Activation,
 ) -> Tensor:  # fmt: skip
+    x = x.contiguous()
     if x.is_meta:
         return x.new_empty(len(x), len(live))
     kernels = kernels_for(x.device)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
+from torch.nn.modules import module as everywhere
 
 from fissile.packed.block import Block
 from fissile.packed.layers import PackedLinear, PackedMaskedLinear, PackedPartitionedLinear
 from fissile.packed.plain import Activation
+from fissile.packed.run import is_traced
 
 __all__ = ["PackedSequential"]
 
@@ -37,7 +38,7 @@ class PackedSequential(nn.Sequential):
         """Pass the input through all modules."""
         modules = tuple(self._modules.values())
         # A compiler fuses by itself; hooks, and a forward of one's own, want to see what passes.
-        if torch.compiler.is_compiling() or any(map(_is_watched, modules)):
+        if is_traced() or _all_watched() or any(map(_is_watched, modules)):
             return super().forward(input)  # type: ignore[no-untyped-call]
         # Dropout may be switched on by itself, to draw several answers.
         now = [(module, module.training) for module in modules]
@@ -50,6 +51,10 @@ class PackedSequential(nn.Sequential):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the plan behind: a copy makes its own."""
         return {key: value for key, value in self.__dict__.items() if key != "_plan"}
+
+
+def _all_watched() -> bool:
+    return bool(everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -92,7 +97,7 @@ def _call_of(step: _Step) -> Callable[[Any], Any]:
 
 def _does_nothing(module: nn.Module) -> bool:
     """Tell what a packed model, which is never in training, need not call."""
-    dropout = isinstance(module, nn.Dropout | nn.AlphaDropout) and not module.training
+    dropout = type(module) in (nn.Dropout, nn.AlphaDropout) and not module.training
     return dropout or type(module) is nn.Identity
 
 

@@ -51,7 +51,7 @@ def write_places(mask: Bool[Tensor, " places"]) -> Bool[Tensor, " bits"]:
     The rarer kind is listed as Elias and Fano did, low bits apart from a unary code of the high
     ones; where that takes more than a bit for every place, the mask is written as it is.
     """
-    places, taken = len(mask), int(mask.sum())
+    places, taken = len(mask), int(mask.count_nonzero())
     low, rare = _code(places, taken), mask if 2 * taken <= places else ~mask
     if low is None:
         return mask[:0] if taken in (0, places) else mask
@@ -68,20 +68,20 @@ def read_places(reader: Reader, places: int, taken: int) -> Bool[Tensor, " place
     low = _code(places, taken)
     if low is None:
         if taken in (0, places):
-            return torch.full((places,), taken > 0)
+            return torch.full((places,), taken > 0, device="cpu")
         mask = reader.take(places)
     else:
         count = min(taken, places - taken)
         at = reader.take(count + (places >> low) + 1).nonzero().squeeze(1)
         if len(at) != count:
             raise FileError("the pattern is damaged: it lists another number of places")
-        at = ((at - torch.arange(count)) << low) + _number(reader.take(count * low), low)
+        at -= torch.arange(count, device=at.device)
+        at = (at << low) | _number(reader.take(count * low), low)
         if bool((at >= places).any()) or bool((at.diff() <= 0).any()):
             raise FileError("the pattern is damaged: its places are not in order")
-        mask = torch.zeros(places, dtype=torch.bool)
-        mask[at] = True
-        mask = mask if 2 * taken <= places else ~mask
-    if int(mask.sum()) != taken:
+        mask = torch.full((places,), 2 * taken > places, device="cpu")
+        mask[at] = 2 * taken <= places
+    if int(mask.count_nonzero()) != taken:
         raise FileError("the pattern is damaged: it has another number of weights")
     return mask
 
@@ -90,7 +90,7 @@ def write_groups(mask: Bool[Tensor, "groups size"]) -> Bool[Tensor, " bits"]:
     """Write down a mask that is nearly all or nothing in groups."""
     some = mask.any(1)
     part = ~mask[some].all(1)
-    counts = torch.stack([some.sum(), part.sum()])
+    counts = torch.stack([some.count_nonzero(), part.count_nonzero()])
     return torch.cat(
         [
             _digits(counts, _COUNT).flatten(),
@@ -108,9 +108,9 @@ def read_groups(
     stored, parts = _number(reader.take(2 * _COUNT), _COUNT).tolist()
     some = read_places(reader, groups, stored)
     part = read_places(reader, stored, parts)
-    inside = torch.ones(stored, size, dtype=torch.bool)
+    inside = torch.ones(stored, size, dtype=torch.bool, device="cpu")
     inside[part] = reader.take(parts * size).view(-1, size)
-    if int(inside.sum()) != taken or not bool(inside.any(1).all()):
+    if int(inside.count_nonzero()) != taken or not bool(inside.any(1).all()):
         raise FileError("the pattern is damaged: its groups do not fit the weights")
     return some, inside
 
@@ -143,7 +143,7 @@ class Reader:
     def __init__(self, carriers: Sequence[Carrier]) -> None:
         self._carriers = carriers
         self._planes = _planes(carriers)
-        self._left = torch.zeros(0, dtype=torch.bool)
+        self._left = torch.zeros(0, dtype=torch.bool, device="cpu")
 
     @classmethod
     def of(cls, stream: Bool[Tensor, " bits"]) -> Reader:
@@ -193,6 +193,8 @@ def _digits(numbers: Int[Tensor, " n"], count: int) -> Bool[Tensor, "n count"]:
 
 
 def _number(bits: Bool[Tensor, " bits"], count: int) -> Int[Tensor, " n"]:
-    if not count:
-        return torch.tensor(0)
-    return (bits.view(-1, count).long() << torch.arange(count)).sum(1)
+    """Return numbers of so many bits each; of none, a single zero."""
+    number = torch.zeros(len(bits) // count if count else 1, dtype=torch.long, device=bits.device)
+    for place, digit in enumerate(bits.view(-1, count).unbind(1) if count else ()):
+        number |= digit.long() << place
+    return number

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
-from fissile.packed.cpu.instructions import compiled, get, put
+from fissile.packed.cpu.instructions import SOURCE, compiled, get, put
 
 __all__ = ["GELU", "GELU_TANH", "SILU", "bend"]
 
@@ -26,10 +27,18 @@ def _bent(v: np.float32, which: int) -> np.float32:
     return v / (_ONE + math.exp(-v))
 
 
-@compiled
-def bend(y: int, outputs: int, batch: int, each: int, which: int, lo: int, hi: int) -> None:
-    """Apply an activation to the outputs of some rows of weights, each of which has several."""
-    for b in range(batch):
-        for c in range(lo * each, hi * each):
-            at = b * outputs + c
-            put(y, at, _bent(get(y, at), which))
+def _bending(source: int) -> Callable[..., None]:
+    @compiled
+    def bend(y: int, outputs: int, batch: int, each: int, which: int, lo: int, hi: int) -> None:
+        """Apply an activation to the outputs of some rows of weights, each of which has several."""
+        assert source >= 0
+        for b in range(batch):
+            for c in range(lo * each, hi * each):
+                at = b * outputs + c
+                put(y, at, _bent(get(y, at), which))
+
+    return bend
+
+
+#: The kernel: an address, sizes, which activation, then the first row and the end.
+bend = _bending(SOURCE)

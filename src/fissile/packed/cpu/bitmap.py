@@ -14,6 +14,7 @@ from fissile.packed.cpu.instructions import (
     BYTE,
     BYTES,
     FLOAT,
+    SOURCE,
     WHOLE,
     WORD,
     Emit,
@@ -173,12 +174,14 @@ def bitmap_rows(kind: str, group: int, tile: int) -> Callable[..., None]:
         group: 1, 2, 4 or 8 columns that are stored together.
         tile: samples that share one reading of the weights.
     """
+    source = SOURCE
 
     @compiled
     def rows(
         w: int, live: int, start: int, bias: int, x: int, y: int,
         outputs: int, n: int, batch: int, relu: int, lo: int, hi: int,
     ) -> None:  # fmt: skip
+        assert source >= 0
         stride, blocks = (n // group + 7) // 8, (n // group + 255) // 256
         span = together(n, tile)
         for begin in range(0, batch, span):

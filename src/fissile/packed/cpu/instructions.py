@@ -6,8 +6,10 @@ sums that are dealt out to several children.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 from llvmlite import ir
@@ -16,9 +18,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
+    "BIT",
+    "BYTE",
     "BYTES",
     "FLOAT",
+    "SOURCE",
     "WHOLE",
+    "WORD",
     "Emit",
     "compiled",
     "get",
@@ -33,11 +39,15 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: How far ahead weights are asked for, where reading them is interrupted by wrong guesses.
 AHEAD, CACHE_LINE, LINES = 2048, 64, 4
 
-BIT, BYTE, HALF, WORD, WHOLE = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+BIT, BYTE, WORD, WHOLE = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 FLOAT = ir.FloatType()
 
 #: Bytes of samples that every row of weights meets before the next samples come: they stay cached.
 SAMPLES = 1 << 19
+
+#: What is kept on disk is found by the file of a kernel and by what the kernel closes over. Each
+#: closes over this number, so that a change of this file is noticed.
+SOURCE = zlib.crc32(Path(__file__).read_bytes())
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -53,9 +53,9 @@ def can_run() -> bool:
     True
     """
     try:
-        weight, bits = torch.ones(1), torch.ones(1, 1, dtype=torch.uint8)
-        start = torch.zeros(1, 1, dtype=torch.int32)
-        result = bitmap_linear(torch.ones(1, 1), weight, bits, start, None, 1, "none")
+        x = torch.ones(1, 1, dtype=torch.float32, device="cpu")
+        live, start = x.to(torch.uint8), x.to(torch.int32) - 1
+        result = bitmap_linear(x, x[0], live, start, None, 1, "none")
     except Exception:  # whatever keeps numba from compiling, plain PyTorch does the work
         return False
     return bool(result == 1)

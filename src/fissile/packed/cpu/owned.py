@@ -13,6 +13,7 @@ from fissile.packed.cpu.instructions import (
     BYTE,
     BYTES,
     FLOAT,
+    SOURCE,
     WHOLE,
     WORD,
     Emit,
@@ -135,13 +136,14 @@ def owned_rows(kind: str, slots: int, tile: int, plane: bool) -> Callable[..., N
         tile: samples that share one reading of the weights.
         plane: whether owners are kept apart from the weights.
     """
-    size, layered = BYTES[kind], int(plane)
+    size, layered, source = BYTES[kind], int(plane), SOURCE
 
     @compiled
     def rows(
         w: int, planes: int, bias: int, x: int, y: int,
         h: int, d: int, batch: int, alpha: int, relu: int, lo: int, hi: int,
     ) -> None:  # fmt: skip
+        assert source >= 0
         stride, span = (d + 7) // 8, together(d, tile)
         for begin in range(0, batch, span):
             end = min(begin + span, batch)

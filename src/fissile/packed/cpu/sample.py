@@ -34,7 +34,7 @@ def block_for_few(
     >>> call, most = block_for_few(w1, None, b1, 4, "relu", w2, live, start, b2, 4)
     >>> y = call(x, 1)  # x is contiguous and has weight1's inputs in its last dimension
 
-    It reads memory at the addresses the tensors have now: who calls it sees to it that they stay.
+    It reads the memory in which the tensors lie now, and keeps it alive.
     """
     (h, d), outputs, n = weight1.shape, live.shape[0], alpha * weight1.shape[0]
     most = min(_FEW, (2 * LEAST - 1) // max(h * d, weight2.numel(), 1))
@@ -47,14 +47,17 @@ def block_for_few(
     seconds = [bitmap_kernel(torch.float32, group, bool(many)) for many in (0, 1)]
     first_at = weight1.data_ptr(), _address(planes), _address(bias1)
     second_at = weight2.data_ptr(), live.data_ptr(), start.data_ptr(), _address(bias2)
-    empty, rectified = torch.empty, int(act == RELU)
+    rectified = int(act == RELU)
+    tensors = weight1, planes, bias1, weight2, live, start, bias2
+    held = [t.untyped_storage() for t in tensors if t is not None]
     mine = local()  # room for what is between the layers, in each thread its own
     bend = activation_kernel() if act > RELU else None
 
-    def call(x: Tensor, rows: int) -> Tensor:
-        several, y = rows > 1, empty((*x.shape[:-1], outputs))
+    def call(x: Tensor, rows: int, _: object = held) -> Tensor:
+        # As x is: the kernels write float32, whatever is the default elsewhere.
+        several, y = rows > 1, x.new_empty((*x.shape[:-1], outputs))
         if not hasattr(mine, "hidden"):
-            mine.hidden = empty(most * n)
+            mine.hidden = x.new_empty(most * n)
         between = mine.hidden.data_ptr()
         firsts[several](*first_at, x.data_ptr(), between, h, d, rows, alpha, rectified, 0, h)
         if bend is not None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cache
 
 import torch
@@ -55,8 +56,12 @@ def spread(steps: Sequence[Step], rows: int, work: int) -> None:
             for kernel, args in steps:
                 kernel(*args, lo, min(lo + size, rows))
 
-    helpers = [_pool().submit(labour) for _ in range(threads - 1)]
+    helpers: list[Future[None]] = []
     try:
+        with suppress(RuntimeError):  # no more threads are to be had: fewer do it all
+            for _ in range(threads - 1):
+                helpers.append(Future())
+                _pool().submit(_fulfil, helpers[-1], labour)
         labour()
     finally:
         # Whatever happens, no helper may go on writing to memory that is about to be freed.
@@ -64,3 +69,19 @@ def spread(steps: Sequence[Step], rows: int, work: int) -> None:
     for helper in helpers:
         if not helper.cancelled():
             helper.result()
+
+
+def _fulfil(promise: Future[None], labour: Callable[[], None]) -> None:
+    """Do what is to be done, unless it was cancelled.
+
+    The promise is not the pool's own: that one is lost where no thread could be started, though the
+    work stays in the queue, and another thread may come upon it.
+    """
+    if not promise.set_running_or_notify_cancel():
+        return
+    try:
+        labour()
+    except BaseException as error:
+        promise.set_exception(error)
+    else:
+        promise.set_result(None)
