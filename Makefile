@@ -34,6 +34,7 @@ bench-cnn: .venv/demo.stamp
 bench-pack: .venv/demo.stamp
 	$(BIN)/python benchmarks/pack.py --device $(DEVICE)
 	$(BIN)/python benchmarks/pack_chart.py
+	$(BIN)/python docs/include.py
 
 # FissileClassifier beside other classifiers at several budgets, into docs/ (some ten minutes).
 bench-sklearn: .venv/test.stamp

@@ -84,6 +84,7 @@ def panel(axes, rows):
             axes.plot([row["batch"] for row in mine], ratios, **look.curve)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
+    axes.set_ylim(0.4, 16)  # CSR on a GPU goes on to the hundreds
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
