@@ -1,16 +1,23 @@
-"""Files of packed models, for the tests that write, read and damage them."""
+"""Packed models and their files, for the tests that call, write, read and damage them."""
 
 import json
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from fissile import load, nonzeros, save
+from fissile import MLP, expand, load, nonzeros, save
+from fissile.layers import SparseLayer
+from fissile.packed.bits import MANTISSA
 from fissile.packed.files import checksum
 from fissile.packed.header import lengthened, opened
 
+DTYPES = list(MANTISSA)
 LAYOUTS = ["inline", "plane"]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+LINES = pytest.mark.parametrize("layout", LAYOUTS)
+KINDS = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def same(one, other):
@@ -46,3 +53,17 @@ def write(path, tensors, recipe):
     """Write what no honest program would, with checksums that are right."""
     recipe["crc32"] = checksum(tensors)
     save_file(tensors, path, {"fissile": json.dumps(recipe)})
+
+
+def wide_mlp(sizes=(32, 8, 5), alpha=4, **how):
+    torch.manual_seed(0)
+    return expand(MLP(list(sizes), **how), alpha).eval()
+
+
+def layers_of(model, kind=SparseLayer):
+    return {name: m for name, m in model.named_modules() if isinstance(m, kind)}
+
+
+def close(one, other, dtype):
+    how = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(one.double(), other.double(), **how)
