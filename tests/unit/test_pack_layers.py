@@ -45,7 +45,16 @@ def by_hand(layer, x):
     return x @ weight.T + bias, x.abs() @ weight.abs().T + bias.abs()
 
 
-@settings(max_examples=25, deadline=None)
+ACTIVATIONS = {
+    "none": lambda y: y,
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda y: functional.gelu(y, approximate="tanh"),
+}
+
+
+@settings(max_examples=15, deadline=None)
 @given(
     case=cases(dtype=torch.float32),
     layout=st.sampled_from(LAYOUTS),
@@ -55,22 +64,31 @@ def by_hand(layer, x):
 def test_every_layer_agrees_with_float64(case, layout, dtype, rows):
     wide = expand(case.model, case.alpha, case.split, seed=case.seed).eval()
     packed = pack(wide, dtype=dtype, layout=layout)
+    step = torch.finfo(dtype).eps
     for layer in layers_of(packed, Packed).values():
         x = torch.randn(rows, layer.inputs).to(dtype)
         wanted, size = by_hand(layer, x)
-        found = layer(x)
-        assert found.dtype is dtype
-        step = torch.finfo(dtype).eps
-        assert ((found.double() - wanted).abs() <= (step + 1e-6) * size + 1e-7).all()
-        for name, by_name in {"relu": functional.relu, "silu": functional.silu}.items():
-            close(layer.activated(x, name), by_name(wanted), dtype)
-        close(layer.activated(x, "gelu"), functional.gelu(wanted), dtype)
-        close(layer.activated(x, "gelu_tanh"), functional.gelu(wanted, approximate="tanh"), dtype)
-    x = torch.randn(rows, next(iter(layers_of(case.model, nn.Linear).values())).in_features)
-    x = x.to(dtype)
+        for name, activation in ACTIVATIONS.items():
+            found = layer.activated(x, name)
+            assert found.dtype is dtype
+            # Rounded once before an activation in plain PyTorch, and once after; none is steeper
+            # than 1.2.
+            most = 2.2 * (step + 1e-6) * size + 1e-6
+            assert ((found.double() - activation(wanted)).abs() <= most).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(case=cases(dtype=torch.float32), layout=st.sampled_from(LAYOUTS))
+def test_every_network_agrees_with_its_layers_written_out(case, layout):
+    """In float32: how far a network of 16 bits is off depends on what cancels in it."""
+    packed = pack(expand(case.model, case.alpha, case.split, seed=case.seed), layout=layout)
+    inputs = next(iter(layers_of(case.model, nn.Linear).values())).in_features
+    x, wide = torch.randn(5, inputs), unpack(packed).eval()
     with torch.no_grad():
-        close(packed(x), to_dense(unpack(packed))(x), dtype)
-        close(packed(x), unpack(packed)(x), dtype)
+        found, wanted = packed(x), to_dense(wide).double()(x.double())
+        size = wanted.abs().max().clamp(min=1)
+        assert ((found - wanted).abs() <= 1e-4 * size).all()
+        assert ((found - wide(x)).abs() <= 1e-4 * size).all()
 
 
 @EVERY
