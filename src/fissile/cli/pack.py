@@ -204,10 +204,10 @@ def _input(batch: int, inputs: int, dtype: torch.dtype, device: torch.device) ->
 def _bench_table() -> Table:
     from fissile.packed.timing import DENSE, EXPANDED
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("layer", "shape", "batch", DENSE, EXPANDED, "", "inline", "", "plane", ""):
-        left = column in ("layer", "shape")
-        table.add_column(column, justify="left" if left else "right", no_wrap=left)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("layer", "shape", "batch", DENSE, EXPANDED, "inline", "plane"):
+        left = column in ("layer", "shape")  # these give way on a narrow screen, numbers do not
+        table.add_column(column, justify="left" if left else "right", no_wrap=not left)
     return table
 
 
@@ -218,8 +218,8 @@ def _cells(times: Mapping[str, Timing]) -> list[str]:
     base, cells = times.get(DENSE), []
     for name in (DENSE, EXPANDED, "inline", "plane"):
         one = times.get(name)
-        cells.append("-" if one is None else f"{1e6 * one.median:,.1f}")
-        if name != DENSE:
-            ratio = one and base and f"{one.median / base.median:.2f} ×"
-            cells.append(ratio or "")
+        text = "-" if one is None else f"{1e6 * one.median:,.1f}"
+        if one is not None and base is not None and name != DENSE:
+            text += f" {one.median / base.median:.2f}×"
+        cells.append(text)
     return cells
