@@ -130,12 +130,24 @@ def summary(results):
             for alpha in sorted({row["alpha"] for row in few})
         ]
         samples = "one sample" if most == 1 else f"1 to {most} samples"
-        lines.append(f"- {name}, {samples}, first layer: {'; '.join(parts)}.")
+        graphs = any("replayed_ratio" in row for row in few)
+        how = ", as CUDA graphs" if graphs else ""
+        lines.append(f"- {name}, {samples}, first layer{how}: {'; '.join(parts)}.")
+        if graphs:
+            # The same run without graphs: what Python takes to launch counts in small layers.
+            called = [{k: v for k, v in row.items() if k != "replayed_ratio"} for row in few]
+            each = [
+                f"{size}: {between([row for row in called if row['size'] == size], 'inline')}"
+                for size in dict.fromkeys(row["size"] for row in called)
+            ]
+            lines.append(
+                f"- There, called from Python without graphs, all alphas: {'; '.join(each)}."
+            )
         one = [row for row in rows if row["batch"] == 1 and row["size"] != "512x512"]
         second = [row for row in one if row["part"] == "W2"]
         heads = [row for row in one if row["part"] == "head"]
         lines.append(
-            f"- There, one sample, second layer: {between(second, 'inline')} (expanded matrix "
+            f"- There, one sample, second layer{how}: {between(second, 'inline')} (expanded matrix "
             f"{between(second, EXPANDED)}); whole classifiers of the studies: "
             f"{between(heads, 'inline')} ({between(heads, EXPANDED)})."
         )

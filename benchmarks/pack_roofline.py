@@ -32,8 +32,9 @@ TO = ROOT / "docs" / "pack-roofline.md"
 
 SCHEDULERS = 132 * 4
 CLOCK = 1.98e9  # the highest of the chip, by its data sheet
-#: Cycles of a scheduler for an instruction of a warp: 16 lanes of logic, and of m16n8k16 products
-#: what a chain of them takes (ncu: 7.1 on average in this kernel; its peak rate is 4).
+#: Cycles of a scheduler for an instruction of a warp: 16 lanes of logic, and for m16n8k16 products
+#: what ncu showed on average in this kernel with alpha 8. That is no peak rate: the floor of the
+#: products is one of this kernel, not of the chip.
 LOGIC, PRODUCT = 2.0, 7.1
 SIZES = [(4096, 4096), (14336, 4096), (28672, 8192)]
 ALPHAS, BATCHES = (2, 4, 8), (1, 16)

@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 #: The largest batch for which the kernel beat writing the weight out and one matrix product, by the
-#: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in float16 weights.
+#: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in float16 weights. That
+#: of two bits lies between a win at 256 and a tie at 512.
 _MOST_OWNED = {1: 512, 2: 384, 3: 256}
 #: The same for float32, which was timed up to this batch.
 _MOST_SINGLE = 256
