@@ -7,6 +7,7 @@ children with disjoint inputs, prune back to the same number of non-zero weights
 """
 
 from fissile import bank, data, measure, theory
+from fissile.allocation import Allocation, register_allocation
 from fissile.budget import NonZeros, nonzeros
 from fissile.convert import to_dense, to_masked
 from fissile.errors import FileError, FissileError
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MLP",
+    "Allocation",
     "Blocks",
     "Discovery",
     "DropConnectLinear",
@@ -77,6 +79,7 @@ __all__ = [
     "measure",
     "nonzeros",
     "pack",
+    "register_allocation",
     "register_split",
     "save",
     "summary",

@@ -18,7 +18,16 @@ from fissile.errors import FissileError
 from fissile.layers import SparseLayer
 from fissile.shapes import Bool, Float, Int
 
-__all__ = ["Budget", "Count", "NonZeros", "check_budget", "keep_largest", "nonzeros", "prune_back"]
+__all__ = [
+    "Budget",
+    "Count",
+    "NonZeros",
+    "check_budget",
+    "keep_largest",
+    "keep_together",
+    "nonzeros",
+    "prune_back",
+]
 
 #: What is counted: the weights, as the paper does, or everything that learns.
 Budget = Literal["weights", "all"]
@@ -57,8 +66,17 @@ def prune_back(
     count: int | Int[Tensor, "*batch"],
 ) -> tuple[Bool[Tensor, "*batch parents inputs"], Bool[Tensor, "*batch outputs children"]]:
     """Keep the ``count`` largest magnitudes over both layers of a pair together."""
-    magnitude = torch.cat([first.flatten(-2), second.flatten(-2)], -1).abs()
-    keep_first, keep_second = keep_largest(magnitude, count).split(
+    return keep_together(first.abs(), second.abs(), count)
+
+
+def keep_together(
+    first: Float[Tensor, "*batch parents inputs"],
+    second: Float[Tensor, "*batch outputs children"],
+    count: int | Int[Tensor, "*batch"],
+) -> tuple[Bool[Tensor, "*batch parents inputs"], Bool[Tensor, "*batch outputs children"]]:
+    """Keep the ``count`` largest scores over both layers of a pair together."""
+    scores = torch.cat([first.flatten(-2), second.flatten(-2)], -1)
+    keep_first, keep_second = keep_largest(scores, count).split(
         [first.shape[-2] * first.shape[-1], second.shape[-2] * second.shape[-1]], -1
     )
     return (

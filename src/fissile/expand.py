@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from operator import index
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fissile.allocation import Allocation, Magnitude, Squares, resolve_allocation
 from fissile.assemble import Replacement, assemble
 from fissile.budget import Budget, check_budget
 from fissile.chain import check_values
@@ -25,7 +27,7 @@ from fissile.children import (
 from fissile.choose import Where, choose, refuse_wrapped
 from fissile.draw import Draw, seeded
 from fissile.errors import FissileError, whole
-from fissile.layers import Pair
+from fissile.layers import Pair, is_transposed
 from fissile.optim import check_optimizer
 from fissile.order import hash32
 from fissile.pattern import Form, Pattern, check_alpha, split_pair
@@ -46,6 +48,7 @@ def expand(
     where: Where | None = None,
     seed: int | Tensor = 0,
     budget: Budget = "weights",
+    allocation: str | Allocation = "magnitude",
     optimizer: Optimizer | None = None,
     example_inputs: Any = None,
     inplace: bool = False,
@@ -67,6 +70,9 @@ def expand(
             finds by default.
         seed: of the split's randomness; for a stack of networks (:mod:`fissile.bank`), one each.
         budget: ``"weights"`` counts weights as the paper does, ``"all"`` biases and norms too.
+        allocation: how both layers share the budget: ``"magnitude"`` as in the paper, ``"layer"``,
+            ``"erdos-renyi"``, ``"normalized"``, ``"lamp"``, ``"saliency"`` (by gradients, which
+            come from the optimizer or from the last ``backward()``), or an :class:`Allocation`.
         optimizer: an SGD, Adam or AdamW that shall continue on the new model, in place.
         example_inputs: what the model is called with; places that its code alone does not show
             are then found by trying.
@@ -81,7 +87,8 @@ def expand(
     splits = _splits_for(places, split)
     if optimizer is not None:
         optimizer = check_optimizer(optimizer, model)
-    made = _replacements(model, places, alpha, splits, seed, check_budget(budget), sparse_first)
+    terms = _Terms(check_budget(budget), resolve_allocation(allocation), optimizer)
+    made = _replacements(model, places, alpha, splits, seed, terms, sparse_first)
     wide = assemble(model, made, optimizer, inplace=inplace)
     widen_config(wide, {place.neurons for place in places}, index(alpha))
     note(wide)
@@ -113,10 +120,19 @@ def dropconnect(
     splits = _splits_for(places, "random")
     if optimizer is not None:
         optimizer = check_optimizer(optimizer, model)
-    made = _replacements(model, places, alpha, splits, seed, "weights", dropconnect_first)
+    made = _replacements(model, places, alpha, splits, seed, _Terms(), dropconnect_first)
     control = assemble(model, made, optimizer)
     note(control)
     return control
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What decides which weights stay: what is counted, how it is shared, whose gradients."""
+
+    budget: Budget = "weights"
+    allocation: Allocation = field(default_factory=Magnitude)
+    optimizer: Optimizer | None = None
 
 
 #: Makes a first layer, from a seed of its own.
@@ -129,7 +145,7 @@ def _replacements(
     alpha: int,
     splits: list[Split],
     seed: int | Tensor,
-    budget: Budget,
+    terms: _Terms,
     make_first: MakeFirst,
 ) -> list[Replacement]:
     """Split every place; the model is only read."""
@@ -143,7 +159,7 @@ def _replacements(
     for place, split in zip(places, splits, strict=True):
         first = partial(make_first, hash32(seed, stream))
         try:
-            made |= _split_place(model, place, alpha, split, draw, budget, first)
+            made |= _split_place(model, place, alpha, split, draw, terms, first)
         except FissileError as error:
             raise FissileError(f"layer {place.name!r}: {error}") from None
         stream += len(place.between) + 2
@@ -156,7 +172,7 @@ def _split_place(
     alpha: int,
     split: Split,
     draw: Draw,
-    budget: Budget,
+    terms: _Terms,
     make_first: Callable[[nn.Module, Pattern], Rebuilt],
 ) -> dict[str, Replacement]:
     """Return what every module of a place becomes, by name."""
@@ -175,7 +191,9 @@ def _split_place(
         split,
         draw,
         form=_form(place, firsts[0], second),
-        extra=_extra(model, firsts, between, count) if budget == "all" else 0,
+        extra=_extra(model, firsts, between, count) if terms.budget == "all" else 0,
+        allocation=terms.allocation,
+        squares=_squares(firsts, second, terms) if terms.allocation.uses_gradients else None,
     )
     made = {
         name: Replacement(name, *make_first(layer, part))
@@ -206,6 +224,42 @@ def _extra(
         added += sum(p.shape[-1] for p in new.module.parameters())
         added -= sum(p.shape[-1] for p in old.parameters())
     return added
+
+
+def _squares(firsts: list[nn.Module], second: nn.Module, terms: _Terms) -> Squares | None:
+    """Return the squares of the gradients, laid out as the weights; None where there are none.
+
+    All are Adam's or all are of the last gradient: a mean and a sample are not compared.
+    """
+    layers = [*firsts, second]
+    for source in (partial(_moment, terms.optimizer), _squared_gradient):
+        found = [(layer, source(layer.get_parameter("weight"))) for layer in layers]
+        squares = [_laid_out(layer, square) for layer, square in found if square is not None]
+        if len(squares) == len(layers):
+            return torch.cat(squares[:-1], -2), squares[-1]
+    return None
+
+
+def _moment(optimizer: Optimizer | None, weight: nn.Parameter) -> Tensor | None:
+    """Return Adam's running mean of the squares, uncorrected: layers learn for equally long."""
+    if optimizer is None or weight not in optimizer.state:
+        return None
+    moment = optimizer.state[weight].get("exp_avg_sq")
+    return moment.to(weight.device) if isinstance(moment, Tensor) else None
+
+
+def _squared_gradient(weight: nn.Parameter) -> Tensor | None:
+    if weight.grad is None:
+        return None
+    gradient = weight.grad.detach()
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)).square()
+
+
+def _laid_out(layer: nn.Module, tensor: Tensor) -> Tensor:
+    """Lay a tensor of the weight's shape out as ``matrix_of`` does the weight."""
+    if isinstance(layer, nn.Conv2d):
+        return tensor.flatten(1)
+    return tensor.mT if is_transposed(layer) else tensor
 
 
 def _splits_for(places: list[Place], split: str | Split | Sequence[str | Split]) -> list[Split]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fissile.budget import prune_back
+from fissile.allocation import Allocation, Candidates, Magnitude, Masks, Squares
 from fissile.draw import Draw
 from fissile.errors import FissileError, whole
 from fissile.layers import REMOVED, children_of, owner_mask
@@ -85,13 +85,16 @@ def split_pair(
     *,
     form: Form = Form(),  # noqa: B008 (it is frozen)
     extra: int = 0,
+    allocation: Allocation = Magnitude(),  # noqa: B008 (it has no state)
+    squares: Squares | None = None,
 ) -> Pattern:
     """Split every neuron between two layers and prune back to the same number of non-zeros.
 
     >>> pattern = split_pair(w1, w2, 2, Random(), drawer(torch.Generator().manual_seed(0)))
 
     ``extra`` is what the pair must pay besides: the children's biases and norm parameters when
-    the budget counts them.
+    the budget counts them. ``allocation`` says how both layers share the budget; ``squares`` are
+    the mean squares of the gradients of ``first`` and ``second``, for a rule that asks for them.
     """
     alpha = check_alpha(alpha, first.shape[-1] // form.first_kernel)
     owner = _owners(first, alpha, split, draw, form)
@@ -101,8 +104,10 @@ def split_pair(
             "the budget leaves no weights: the children's biases and norm parameters alone use it "
             'up; use a smaller alpha or budget="weights"'
         )
-    copies = children_of(second.unflatten(-1, (-1, form.second_kernel)), alpha, -2).flatten(-2)
-    keep, second_mask = prune_back(first, copies, count)
+    if squares is not None:
+        squares = squares[0], _copies(squares[1], alpha, form)
+    pair = Candidates(first, _copies(second, alpha, form), count, alpha, squares)
+    keep, second_mask = _kept(allocation.keep(pair), pair, allocation)
     owner = torch.where(keep, owner, REMOVED)
     if split.disjoint:
         return Pattern(alpha, owner, second_mask)
@@ -111,6 +116,13 @@ def split_pair(
     again = _alike(draw, form.parts)
     mask = redraw(owner_mask(owner, alpha), children_of(first, alpha, -2), again)
     return Pattern(alpha, owner, second_mask, mask)
+
+
+def _copies(
+    second: Float[Tensor, "*batch outputs parents"], alpha: int, form: Form
+) -> Float[Tensor, "*batch outputs children"]:
+    """Copy what reads a parent, all positions of a kernel together, to all its children."""
+    return children_of(second.unflatten(-1, (-1, form.second_kernel)), alpha, -2).flatten(-2)
 
 
 def _owners(
@@ -153,3 +165,25 @@ def _checked(owner: Tensor, first: Tensor, alpha: int, split: Split) -> Tensor:
     if bool(((owner < 0) | (owner >= alpha)).any()):
         raise FissileError(f"{split!r} returned an owner outside 0 .. {alpha - 1}")
     return owner.to(first.device, torch.long)
+
+
+def _kept(masks: Masks, pair: Candidates, allocation: Allocation) -> Masks:
+    """Refuse what an allocation from outside the package may get wrong."""
+    wanted = [(weight.shape, torch.bool) for weight in pair.layers]
+    given = masks if isinstance(masks, tuple | list) else ()
+    if [(getattr(m, "shape", None), getattr(m, "dtype", None)) for m in given] != wanted:
+        one, two = (tuple(weight.shape) for weight in pair.layers)
+        raise FissileError(
+            f"{allocation!r} must return two masks, boolean tensors of the shapes {one} and {two}"
+        )
+    first, second = (mask.to(pair.first.device) for mask in masks)
+    marked = first.sum((-2, -1)) + second.sum((-2, -1))
+    zeros = (first & (pair.first == 0)).sum((-2, -1)) + (second & (pair.second == 0)).sum((-2, -1))
+    wrong = (marked != pair.count) | (zeros > 0)
+    if bool(wrong.any()):
+        count, kept, idle = (int(n[wrong][0]) for n in (pair.count, marked, zeros))
+        raise FissileError(
+            f"{allocation!r} must keep exactly {count} weights that are not zero, the budget; it "
+            f"kept {kept}, {idle} of them zero"
+        )
+    return first, second
