@@ -1,4 +1,4 @@
-"""CIFAR-100 as its authors pack it, or as Parquet tables of small image files.
+"""CIFAR-100 as its authors pack it, or as Parquet tables of small image files; its superclasses.
 
 >>> read_cifar(Path("cifar-100-python.tar.gz")).x.shape
 (50000, 32, 32, 3)
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,26 @@ from fissile.data.disk import reading
 from fissile.data.inert import read_pickle
 from fissile.data.sets import Labelled
 from fissile.data.tables import rows, total
-from fissile.errors import FileError, needs
+from fissile.errors import FileError, FissileError, needs
 
-__all__ = ["read_cifar"]
+__all__ = ["COARSE", "SUPERCLASSES", "coarsened", "read_cifar"]
+
+#: The names of the 20 superclasses, by coarse label.
+SUPERCLASSES = (
+    "aquatic_mammals", "fish", "flowers", "food_containers", "fruit_and_vegetables",
+    "household_electrical_devices", "household_furniture", "insects", "large_carnivores",
+    "large_man-made_outdoor_things", "large_natural_outdoor_scenes",
+    "large_omnivores_and_herbivores", "medium_mammals", "non-insect_invertebrates", "people",
+    "reptiles", "small_mammals", "trees", "vehicles_1", "vehicles_2",
+)  # fmt: skip
+#: The coarse label of each of the 100 fine labels (Krizhevsky 2009).
+COARSE = (
+    4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11,
+    6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5,
+    5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17,
+    10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13,
+    16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
+)  # fmt: skip
 
 _PARTS = ("train", "test", "meta")
 _MOST = 2**28  # bytes of all parts; they have 186 million
@@ -49,6 +67,22 @@ def read_cifar(path: Path, *, coarse: bool = False) -> Labelled:
     with reading(path):
         parts = _unpacked(path) if path.is_dir() else _packed(path)
         return _from_pickles(parts, column)
+
+
+def coarsened(fine: Labelled) -> Labelled:
+    """The same samples in the 20 superclasses instead of the 100 classes.
+
+    >>> coarsened(read_features("cifar100-clip-vit-b-16.npz")).classes
+    20
+    """
+    # Some of the classes are numbered anew: their superclasses would be those of others.
+    if fine.classes != len(COARSE):
+        raise FissileError(
+            f"it holds {fine.classes} classes, and the superclasses are those of CIFAR-100's "
+            f"{len(COARSE)}; make features of all {len(COARSE)}"
+        )
+    coarse = np.array(COARSE)
+    return replace(fine, y=coarse[fine.y], y_test=coarse[fine.y_test], names=SUPERCLASSES)
 
 
 def _unpacked(folder: Path) -> dict[str, bytes]:

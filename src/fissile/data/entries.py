@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from fissile.data import generated
-from fissile.data.cifar import read_cifar
+from fissile.data.cifar import coarsened, read_cifar
+from fissile.data.disk import reading
 from fissile.data.features import read_features
 from fissile.data.idx import FILES, read_idx_folder
 from fissile.data.places import Layout
@@ -66,8 +67,17 @@ def _features(stem: str) -> tuple[Layout, ...]:
     return (*files, Layout(stem, ("x_train.npy",)), Layout(stem, ("*.parquet",)))
 
 
+def _read_coarse(path: Path) -> Labelled:
+    """The features of all 100 classes of CIFAR-100, in their superclasses."""
+    fine = read_features(path)
+    with reading(path):
+        return coarsened(fine)
+
+
 _CLIP = "CLIP ViT-B/16"
 _EMBED = "fissile embed {} --encoder open_clip:ViT-B-16/openai"
+_LITE = "EfficientNet-Lite2 (ImageNet-supervised, PCA 512), not CLIP"
+_EMBED_LITE = "fissile embed cifar100 --encoder efficientnet_lite:2 --pca 512"
 _CITE = "cite Krizhevsky 2009; not for redistribution"
 _IMAGENET = "ImageNet's terms: registered, non-commercial research"
 _CLOTHES = (
@@ -130,12 +140,20 @@ _ALL = [
         get=_EMBED.format("cifar100"), read=read_features,
     ),
     Entry(
+        "cifar100-coarse-clip", "CLIP features of cifar100 in its 20 superclasses", _CITE,
+        "features", (512,), 20, 50_000, 10_000, _CLIP, _features("cifar100-clip-vit-b-16"),
+        get=_EMBED.format("cifar100"), read=_read_coarse,
+    ),
+    Entry(
         "cifar100-efficientnet-lite2", "features of cifar100, not CLIP's", _CITE, "features",
-        (512,), 100, 50_000, 10_000,
-        "EfficientNet-Lite2 (ImageNet-supervised, PCA 512), not CLIP",
-        _features("cifar100-efficientnet-lite2-512"),
-        get="fissile embed cifar100 --encoder efficientnet_lite:2 --pca 512",
-        read=read_features,
+        (512,), 100, 50_000, 10_000, _LITE, _features("cifar100-efficientnet-lite2-512"),
+        get=_EMBED_LITE, read=read_features,
+    ),
+    Entry(
+        "cifar100-coarse-efficientnet-lite2",
+        "features of cifar100 in its 20 superclasses, not CLIP's", _CITE, "features",
+        (512,), 20, 50_000, 10_000, _LITE, _features("cifar100-efficientnet-lite2-512"),
+        get=_EMBED_LITE, read=_read_coarse,
     ),
     Entry(
         "imagenet100-clip", "CLIP features of 100 random classes of ImageNet", _IMAGENET,
