@@ -17,6 +17,8 @@ from fissile.bank.progress import quiet
 from fissile.errors import FissileError
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.classifier import Classifiers, load
+from fissile.lab.contender import Contender
+from fissile.lab.contest import contest
 from fissile.lab.sampling import sampled
 from fissile.lab.task import Boolean, Images
 from fissile.lab.trial import Arm, Sampling, Trial, Work
@@ -57,7 +59,11 @@ def compute(
     """
     begin = time.perf_counter()
     trials = [work for work in works if isinstance(work, Trial)]
-    if not trials:
+    contenders = [work for work in works if isinstance(work, Contender)]
+    if contenders:
+        came_to = contest(contenders, device, on_steps)
+        found = [Outcome(work, came_to[work], 0.0) for work in contenders]
+    elif not trials:
         found = [Outcome(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)]
     elif isinstance(trials[0].task, Images):
         found = _convolutional(trials, device, on_steps, on_outcomes)

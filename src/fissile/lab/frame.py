@@ -45,6 +45,8 @@ LABELS = {
     "every": "Steps between moves",
     "fraction": "Share of weights moved",
     "nonzeros": "Non-zero weights",
+    "budget": "Non-zero parameters",
+    "held_out": "Held-out accuracy (%)",
 }
 
 
@@ -67,7 +69,7 @@ def table(works: Sequence[Work], measures: Mapping[str, Mapping[str, float]]) ->
         {**work.columns(), **measures[work.key]} for work in works if work.key in measures
     ]
     frame = pandas.DataFrame(rows)
-    for name in {"accuracy", "best", "warm"} & set(frame.columns):
+    for name in {"accuracy", "best", "warm", "held_out"} & set(frame.columns):
         frame[name] = 100 * frame[name]
     return derived(frame)
 

@@ -40,7 +40,7 @@ from fissile.lab.study import (
     Regression,
     Series,
 )
-from fissile.lab.trial import Sampling, Trial, Work
+from fissile.lab.trial import Contender, Sampling, Trial, Work
 
 __all__ = ["write"]
 
@@ -225,12 +225,15 @@ def _in_words(panel: Panel) -> str:
 def _settings(works: Sequence[Work]) -> dict[str, str]:
     """Return the settings that scales and changes differ in, as text."""
     trained = [work for work in works if isinstance(work, Trial)]
+    contenders = [work for work in works if isinstance(work, Contender)]
     sampled = [work for work in works if isinstance(work, Sampling)]
     alphas = [work.arm.alpha for work in trained] + [work.alpha for work in sampled]
     found: dict[str, list[Any]] = {
         "Cells of the grid": [len({replace(work.network(), number=0) for work in works})],
         "Trials of each cell": [len({work.number for work in works})],
-        **_tasks(trained),
+        **_tasks([*trained, *contenders]),
+        "Non-zeros": [work.budget for work in contenders],
+        "Epochs": [work.epochs for work in contenders],
         "Width of the embedding": [work.embedding for work in trained if work.embedding],
         "Epochs before the split": [work.warm_up for work in trained],
         "Epochs after the split": [work.fine_tune for work in trained],
@@ -244,10 +247,11 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
     }
 
 
-def _tasks(trained: Sequence[Trial]) -> dict[str, list[Any]]:
+def _tasks(trained: Sequence[Trial | Contender]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for work in trained:
-        deep = {"Layers of weights": work.depth} if work.depth > 2 else {}
+        depth = getattr(work, "depth", 2)
+        deep = {"Layers of weights": depth} if depth > 2 else {}
         for name, value in {**work.task.described(), **deep}.items():
             found.setdefault(name, []).append(value)
     return found

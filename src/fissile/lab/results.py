@@ -17,7 +17,7 @@ from fissile.lab.store import Provenance, Row, Run, Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Study
 from fissile.lab.task import PAPERS_ENCODER
-from fissile.lab.trial import Trial, Work
+from fissile.lab.trial import Contender, Trial, Work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -92,7 +92,7 @@ class Results:
     @property
     def foreign(self) -> str:
         """What the networks saw, if it is not what the paper's did: to be said at every number."""
-        tasks = [work.task for work in self.works if isinstance(work, Trial)]
+        tasks = [work.task for work in self.works if isinstance(work, Trial | Contender)]
         usual = self.study.data("paper")
         data = getattr(tasks[0], "data", None) if tasks else None
         encoder = str(tasks[0].columns().get("encoder", "none")) if tasks else "none"

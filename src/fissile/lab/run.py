@@ -23,7 +23,7 @@ from typing import ParamSpec, TypeVar
 from fissile.errors import FissileError
 from fissile.lab.compute import Outcome, compute
 from fissile.lab.store import Provenance, Store
-from fissile.lab.trial import Features, Images, Trial, Work
+from fissile.lab.trial import Contender, Features, Images, Trial, Work
 from fissile.vision.train import SIDE_BY_SIDE
 
 __all__ = ["Here", "RunFailed", "Tally", "batches", "run"]
@@ -170,6 +170,8 @@ def _check_bound(works: Sequence[Work]) -> None:
 
 def _side_by_side(works: Sequence[Work], device: str, *, alone: bool) -> int:
     """Return how many networks a batch needs to keep a device busy, however long they take."""
+    if device.startswith("cuda") and any(isinstance(work, Contender) for work in works):
+        return len(works)  # whatever sees the same data is one graph
     if any(isinstance(work, Trial) and isinstance(work.task, Images) for work in works):
         return SIDE_BY_SIDE if device.startswith("cuda") else 1
     return (os.cpu_count() or 1) if device == "cpu" and alone else 1

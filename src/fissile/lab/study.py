@@ -12,7 +12,7 @@ from typing import Literal
 
 from fissile.errors import FissileError, whole
 from fissile.lab.claims import Claim
-from fissile.lab.trial import Arm, Sampling, Work, changed, settings
+from fissile.lab.trial import Arm, Contender, Sampling, Work, changed, settings
 
 __all__ = [
     "SCALES",
@@ -52,6 +52,7 @@ class Lines:
     title: str = ""
     stars: tuple[str, ...] = ()
     baseline: float | None = None  # where the dense network would lie, drawn as a dashed line
+    log: bool = False  # the axis below
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,6 @@ class Study:
         return settings(next(iter(self.scales.values())).settings[0])
 
     def _arms_of(self, setting: Work, number: int) -> list[Work]:
-        if isinstance(setting, Sampling):
+        if isinstance(setting, Sampling | Contender):
             return [replace(setting, number=number)]
         return [replace(setting, arm=arm, number=number) for arm in self.arms]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from fissile.errors import FissileError, whole
 from fissile.lab import cost
+from fissile.lab.contender import Contender
+from fissile.lab.keys import LATER, REVISION, key_of
 from fissile.lab.task import Boolean, Features, Images, Task, one_of, task_from
 from fissile.theory import RandomSparse
 from fissile.train import Recipe
@@ -18,6 +18,7 @@ __all__ = [
     "REVISION",
     "Arm",
     "Boolean",
+    "Contender",
     "Features",
     "Grow",
     "Images",
@@ -32,10 +33,6 @@ __all__ = [
 
 Moments = Literal["carry", "fresh"]
 Grow = Literal["random", "gradient"]
-#: Raised when the same trial would come to other numbers, so that stored ones are not mixed in.
-REVISION = 1
-#: Of a field that trials did not always have: at its default, the key is what it was before.
-_LATER = {"later": True}
 
 
 @dataclass(frozen=True)
@@ -54,9 +51,9 @@ class Arm:
     alpha: int = 1
     clusters: int | None = None
     moments: Moments = "carry"
-    every: int = field(default=100, metadata=_LATER)
-    fraction: float = field(default=0.1, metadata=_LATER)
-    grow: Grow = field(default="random", metadata=_LATER)
+    every: int = field(default=100, metadata=LATER)
+    fraction: float = field(default=0.1, metadata=LATER)
+    grow: Grow = field(default="random", metadata=LATER)
 
     def __post_init__(self) -> None:
         whole("alpha", self.alpha, least=1)
@@ -115,8 +112,8 @@ class Trial:
     arm: Arm = field(default_factory=Arm)
     number: int = 0
     pictures: bool = False  # keep what is drawn: the first layer, or how the accuracy grew
-    depth: int = field(default=2, metadata=_LATER)
-    layer_norm: bool = field(default=False, metadata=_LATER)
+    depth: int = field(default=2, metadata=LATER)
+    layer_norm: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("neurons", "fine_tune"):
@@ -137,7 +134,7 @@ class Trial:
     @property
     def key(self) -> str:
         """The name of the result: equal for equal trials, whoever runs them."""
-        return _key(self)
+        return key_of(self)
 
     def network(self) -> Trial:
         """Return the dense network that all arms of this trial go on from."""
@@ -199,7 +196,7 @@ class Sampling:
     @property
     def key(self) -> str:
         """The name of the result."""
-        return _key(self)
+        return key_of(self)
 
     def network(self) -> Sampling:
         """Return itself: there is nothing to share."""
@@ -238,32 +235,15 @@ class Sampling:
 
 
 #: What a study decides for itself.
-_FIXED = {"number", "pictures", "split", "validation", "projection"}
+_FIXED = {"number", "pictures", "split", "validation", "projection", "method"}
 
-Work = Trial | Sampling
-_KINDS: dict[str, type[Trial] | type[Sampling]] = {one.kind: one for one in (Trial, Sampling)}
+Work = Trial | Sampling | Contender
+_KINDS: dict[str, type[Work]] = {one.kind: one for one in (Trial, Sampling, Contender)}
 _PARTS: dict[str, Callable[..., Any]] = {
     "task": lambda **spec: task_from(spec),
     "recipe": Recipe,
     "arm": Arm,
 }
-
-
-def _key(work: Work) -> str:
-    spec = {"revision": REVISION, "kind": work.kind, **_spec(work)}
-    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _spec(part: Any) -> dict[str, Any]:
-    """Return a part of a trial as plain values, later fields only where they say something."""
-    found = {}
-    for one in fields(part):
-        value = getattr(part, one.name)
-        at_default = one.metadata.get("later") and value == one.default
-        if not at_default and not one.metadata.get("label"):
-            found[one.name] = _spec(value) if is_dataclass(value) else value
-    return found
 
 
 def from_spec(kind: str, spec: dict[str, Any]) -> Work:

@@ -6,7 +6,7 @@ A check looks at a table of results (see :mod:`fissile.lab.frame`) and returns a
 it fails, it is not significant, or there is no data to judge it by.
 """
 
-from fissile.lab.claims.arms import Alike, Beats, Often, Together
+from fissile.lab.claims.arms import Alike, Beats, Leads, Often, Together
 from fissile.lab.claims.numbers import Best, Equivalent, Near, Reaches
 from fissile.lab.claims.trends import Explains, Flatter, Levels, Trend
 from fissile.lab.claims.verdict import Check, Claim, Status, Verdict
@@ -20,6 +20,7 @@ __all__ = [
     "Equivalent",
     "Explains",
     "Flatter",
+    "Leads",
     "Levels",
     "Near",
     "Often",

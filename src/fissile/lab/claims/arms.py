@@ -14,7 +14,7 @@ from fissile.lab.stats import Comparison, interval
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Alike", "Beats", "Often", "Together"]
+__all__ = ["Alike", "Beats", "Leads", "Often", "Together"]
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,56 @@ class Often(Beats):
         if 2 * higher < len(found) and worse > better:
             return Verdict("fails", numbers)
         return Verdict("holds" if 2 * better > len(found) else "not significant", numbers)
+
+
+@dataclass(frozen=True)
+class Leads:
+    """In every cell an arm is at least level with whichever other has the highest mean there.
+
+    >>> Leads("recipe", ("dense", "fpe-4", "l1"))
+
+    It holds if no cell is significantly worse and at least half are significantly better; it fails
+    if some cell is worse. That the best is chosen after the fact makes this stricter than any
+    single comparison.
+    """
+
+    arm: str
+    others: tuple[str, ...]
+    measure: str = "accuracy"
+    along: str = "neurons"
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        """Compare with the best other arm, cell by cell."""
+        found = list(self.cells(frame))
+        if not found:
+            return NOTHING
+        better = sum(one.difference > 0 and one.significant for _, _, one in found)
+        worse = [place for place, _, one in found if one.difference < 0 and one.significant]
+        at, other, weakest = min(found, key=lambda one: _evidence(one[2].difference, one[2].p))
+        numbers = (
+            f"better than the best other in {better} of {len(found)} cells, worse in {len(worse)}; "
+            f"weakest: {weakest.difference:+.3g} ({p_text(weakest.p)}) against {other} at "
+            f"{self.along} = {at:g}"
+        )
+        if worse:
+            return Verdict("fails", numbers)
+        return Verdict("holds" if 2 * better >= len(found) else "not significant", numbers)
+
+    def cells(self, frame: DataFrame) -> Iterator[tuple[float, str, Comparison]]:
+        """Yield every cell that has the arm: where it is, its best other arm, and how they compare.
+
+        >>> for neurons, other, found in Leads("recipe", others).cells(frame): ...
+        """
+        if not len(frame) or self.measure not in frame:
+            return
+        for at, cell in pick(frame, {}, [self.arm, *self.others]).groupby(self.along, sort=True):
+            means = cell.groupby("arm")[self.measure].mean()
+            if self.arm not in means or len(means) < 2:
+                continue
+            other = str(means.drop(self.arm).idxmax())
+            found = paired(cell, self.arm, other, self.measure)
+            if found is not None:
+                yield float(at), other, found
 
 
 @dataclass(frozen=True)

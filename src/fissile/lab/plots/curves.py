@@ -43,6 +43,9 @@ def lines(axes: Axes, panel: Lines, table: DataFrame) -> None:
         for height, arm in enumerate(cell.sort_values("mean")["arm"]):
             _star(axes, float(at), top, height, arm)
     _along(axes, panel.along, table[panel.along])
+    if panel.log:
+        axes.set_xscale("log")
+        axes.xaxis.minorticks_off()
 
 
 def _above(panel: Lines, table: DataFrame, at: float) -> float:

@@ -10,6 +10,7 @@ from fissile.lab.studies.codes import CODES
 from fissile.lab.studies.convolution import CNN_256, CNN_512
 from fissile.lab.studies.detail import COSINE_WIDTH, EQUIVALENCE, FEATURE_DEMAND, TIMING
 from fissile.lab.studies.embedding import EMBED_CLAUSES, EMBED_NEURONS
+from fissile.lab.studies.frontier import ABLATIONS, FRONTIER, FRONTIERS
 from fissile.lab.studies.interference import CAPACITY, COSINE, INTERFERENCE
 from fissile.lab.studies.real import CIFAR100, CLINC150, FASHIONMNIST, IMAGENET100
 from fissile.lab.studies.sparsity import (
@@ -58,18 +59,20 @@ STUDIES: dict[str, Study] = {
         DYNAMIC,
         SINGLE_MASK,
         DROPCONNECT,
+        *FRONTIERS,
+        *ABLATIONS,
     )
 }
 
 
 def find(ids: Iterable[str]) -> list[Study]:
-    """Return the studies with these ids; ``all`` stands for every one.
+    """Return the studies with these ids; ``all`` stands for every one, ``frontier`` for its five.
 
     >>> [study.id for study in find(["capacity", "cosine"])]
     ['capacity', 'cosine']
     """
     found: dict[str, Study] = {}
-    for name in ids:
+    for name in (one for asked in ids for one in FRONTIER.get(asked, (asked,))):
         if name != "all" and name not in STUDIES:
             raise FissileError(
                 f"there is no study {name!r}; there are {', '.join(STUDIES)}, or all of them: all"
