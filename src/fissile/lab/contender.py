@@ -10,6 +10,7 @@ from fissile.errors import FissileError, whole
 from fissile.lab.keys import key_of
 from fissile.lab.methods import METHODS, SETTINGS
 from fissile.lab.task import Features
+from fissile.sparse import Plan
 
 __all__ = ["SEARCHED", "Contender"]
 
@@ -49,8 +50,13 @@ class Contender:
 
     @property
     def key(self) -> str:
-        """The name of the result: equal for equal trials, whoever runs them."""
-        return key_of(self)
+        """The name of the result; whoever changes a method's plans gets new results."""
+        return key_of(self, plans=repr(self.plans))
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The settings that the method may choose from."""
+        return METHODS[self.method](self.budget, self.inputs, self.task.outputs)
 
     @property
     def inputs(self) -> int:
@@ -79,8 +85,7 @@ class Contender:
     @property
     def cost(self) -> float:
         """Estimate the seconds on two cores."""
-        plans = METHODS[self.method](self.budget, self.inputs, self.task.outputs)
-        weights = max(plan.weights(self.inputs, self.task.outputs) for plan in plans)
+        weights = max(plan.weights(self.inputs, self.task.outputs) for plan in self.plans)
         return self.steps * (1e-4 + weights * (5e-9 + 1.5e-10 * self.batch))
 
     def columns(self) -> dict[str, object]:

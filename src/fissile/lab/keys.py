@@ -15,13 +15,15 @@ REVISION = 1
 LATER = {"later": True}
 
 
-def key_of(work: Any) -> str:
+def key_of(work: Any, **more: str) -> str:
     """Return the name that a trial's result is stored under.
 
     >>> len(key_of(Trial()))
     32
+
+    ``more`` is what decides the result besides the trial's own fields.
     """
-    spec = {"revision": REVISION, "kind": work.kind, **_spec(work)}
+    spec = {"revision": REVISION, "kind": work.kind, **_spec(work), **more}
     text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

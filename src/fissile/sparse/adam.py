@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fissile.shapes import Bool, Float
 
-__all__ = ["Moments", "Rates", "adam"]
+__all__ = ["Moments", "Rates", "adam", "unbiased"]
 
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 
@@ -33,6 +33,16 @@ class Rates(NamedTuple):
     decay: Float[Tensor, " networks"]
     l1: Float[Tensor, " networks"]
     unbias: Float[Tensor, " 2"]
+
+
+def unbiased(steps: int) -> Float[Tensor, "steps 2"]:
+    """Return, for every step, what Adam's two means must be divided by, since they began at zero.
+
+    >>> unbiased(1)
+    tensor([[0.1000, 0.0010]])
+    """
+    number = torch.arange(1, steps + 1, dtype=torch.float64).unsqueeze(-1)
+    return (1 - torch.tensor((_BETA1, _BETA2), dtype=torch.float64) ** number).float()
 
 
 @torch.no_grad()

@@ -13,15 +13,19 @@ __all__ = ["LEAST_HIDDEN", "hidden_for", "plans", "within_budget"]
 #: More neurons than this are not worth their training while the budget is small.
 LEAST_HIDDEN = 128
 _PRUNE = Prune(begin=0.1, end=0.75, saliency="second-order", power=5.0)
-#: Beside a hidden layer or alone; rate, decay, dropout of inputs, smoothing of labels.
+#: How many times the usual hidden neurons beside the linear classifier (0: it is alone); rate,
+#: dropout of inputs, smoothing of labels. All decay by the same share.
+_DECAY = 0.3
 _SETTINGS = (
-    (True, 3e-3, 0.3, 0.0, 0.1),
-    (False, 1e-2, 0.3, 0.0, 0.0),
-    (True, 1e-2, 0.3, 0.2, 0.0),
-    (False, 3e-3, 0.3, 0.0, 0.1),
-    (True, 1e-3, 0.3, 0.2, 0.1),
-    (True, 3e-3, 0.3, 0.0, 0.0),
+    (1, 3e-3, 0.0, 0.1),
+    (0, 1e-2, 0.0, 0.0),
+    (1, 1e-2, 0.2, 0.0),
+    (0, 3e-3, 0.0, 0.1),
+    (1, 1e-3, 0.2, 0.1),
+    (1, 3e-3, 0.0, 0.0),
 )
+#: Instead of the linear classifier alone, where all of it would not take the budget.
+_LARGE = {1: (4, 1e-3, 0.2, 0.1), 3: (1, 3e-3, 0.2, 0.1)}
 
 
 def within_budget(budget: int, inputs: int, outputs: int) -> int:
@@ -50,16 +54,17 @@ def plans(budget: int, inputs: int, outputs: int) -> list[Plan]:
     6
     """
     hidden = hidden_for(budget, inputs, outputs)
+    large = _LARGE if budget >= outputs * (inputs + 1) else {}
     return [
         Plan(
             budget,
-            hidden if beside else 0,
+            times * hidden,
             direct=True,
             prune=_PRUNE,
             lr=lr,
-            decay=decay,
+            decay=_DECAY,
             dropout=dropout,
             smooth=smooth,
         )
-        for beside, lr, decay, dropout, smooth in _SETTINGS
+        for times, lr, dropout, smooth in (large.get(i, one) for i, one in enumerate(_SETTINGS))
     ]

@@ -12,6 +12,7 @@ from functools import cache, partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fissile.allocation import resolve_allocation
 from fissile.budget import keep_largest
@@ -22,7 +23,8 @@ from fissile.order import hash32, noise
 from fissile.pattern import split_pair
 from fissile.rewire import rewired
 from fissile.shapes import Float, Int
-from fissile.sparse.adam import Moments, Rates, adam
+from fissile.sparse.adam import Moments, Rates, adam, unbiased
+from fissile.sparse.loss import error
 from fissile.sparse.masks import count, sown, within
 from fissile.sparse.plan import Plan, Schedule, SplitAt
 from fissile.split import resolve_split
@@ -53,10 +55,10 @@ class Stack:
         self.step = torch.zeros(1, dtype=torch.long, device=device)
         self.room = self._each(lambda plan: plan.budget - outputs).long()
         self.decay = self._each(lambda plan: plan.decay)
-        self.smooth = self._each(lambda plan: plan.smooth).view(-1, 1, 1)
+        self.smooth = self._each(lambda plan: plan.smooth)
         self.penalty = self._each(lambda plan: _FIRST_PENALTY * plan.l1)
         self.still = torch.zeros_like(self.decay)
-        self.betas = torch.tensor((0.9, 0.999), dtype=torch.float64, device=device)
+        self.unbias = unbiased(steps).to(device)
         self.rates = self._rates()
         self.listens = any(p.rewire and p.rewire.grow == "gradient" for p in plans)
         if bool((self.room < 1).any()):
@@ -140,19 +142,22 @@ class Stack:
         """Return logits, and what the hidden layer says; samples may be shared by all seeds."""
         found, said = self.weights["out"].unsqueeze(-1), None
         if "first" in self.weights:
-            said = self._seen(self.weights["first"], x)
-            if self.plan.bias:
-                said = said + self.weights["bias"].unsqueeze(-1)
+            said = self._seen(self.weights["first"], x, self.weights.get("bias"))
             said = said.relu() if self.plan.activation == "relu" else said
             found = torch.baddbmm(found, self.weights["second"], said)
         if "direct" in self.weights:
             found = found + self._seen(self.weights["direct"], x)
         return found, said
 
-    def _seen(self, weight: Tensor, x: Tensor) -> Float[Tensor, "networks rows samples"]:
+    def _seen(
+        self, weight: Tensor, x: Tensor, bias: Tensor | None = None
+    ) -> Float[Tensor, "networks rows samples"]:
         """Multiply weights with samples, all networks of a seed at once."""
-        wide = weight.reshape(len(x), -1, self.inputs) @ x.mT
-        return wide.view(self.networks, weight.shape[1], -1)
+        wide = weight.reshape(len(x), -1, self.inputs)
+        if bias is None:
+            return (wide @ x.mT).view(self.networks, weight.shape[1], -1)
+        found = torch.baddbmm(bias.reshape(len(x), -1, 1), wide, x.mT)
+        return found.view(self.networks, weight.shape[1], -1)
 
     @torch.no_grad()
     def train(
@@ -163,41 +168,30 @@ class Stack:
     ) -> None:
         """Make a step on a batch of every seed, whose samples may count differently."""
         if self.plan.dropout:
-            seen = torch.rand_like(x) >= self.plan.dropout
-            x = x * seen / (1 - self.plan.dropout)
+            x = functional.dropout(x, self.plan.dropout)
         found, said = self.logits(x)
-        error = self._error(found, targets)
+        off = error(found, targets, self.smooth)
         if weights is not None:
-            error = error * weights.repeat_interleave(len(self.plans), 0).unsqueeze(1)
-        gradients = {"out": error.sum(-1)}
+            off = off * weights.repeat_interleave(len(self.plans), 0).unsqueeze(1)
+        gradients = {"out": off.sum(-1)}
         if said is not None:
-            gradients["second"] = error @ said.mT
-            back = self.weights["second"].mT @ error
+            gradients["second"] = off @ said.mT
+            back = self.weights["second"].mT @ off
             if self.plan.activation == "relu":
-                back = back * (said > 0)
+                back = torch.ops.aten.threshold_backward(back, said, 0)
             if self.plan.bias:
                 gradients["bias"] = back.sum(-1)
             gradients["first"] = self._gathered(back, x)
         if "direct" in self.weights:
-            gradients["direct"] = self._gathered(error, x)
+            gradients["direct"] = self._gathered(off, x)
         self._update(gradients)
-
-    def _error(self, found: Tensor, targets: Tensor) -> Float[Tensor, "networks outputs batch"]:
-        """Return the gradient of the mean cross-entropy with respect to the logits."""
-        wanted = targets.repeat_interleave(len(self.plans), 0)
-        if self.outputs == 1:
-            wanted = wanted * (1 - self.smooth) + self.smooth / 2
-            return (found.sigmoid() - wanted) / found.shape[-1]
-        wanted = wanted * (1 - self.smooth) + self.smooth / self.outputs
-        return (found.softmax(1) - wanted) / found.shape[-1]
 
     def _gathered(self, error: Tensor, x: Tensor) -> Float[Tensor, "networks rows inputs"]:
         return (error.reshape(len(x), -1, x.shape[1]) @ x).view(self.networks, -1, self.inputs)
 
     def _update(self, gradients: dict[str, Tensor]) -> None:
-        lr = self.rates.index_select(0, self.step)[0]
+        lr, unbias = (one.index_select(0, self.step)[0] for one in (self.rates, self.unbias))
         self.step += 1
-        unbias = 1 - torch.pow(self.betas, self.step).float()
         for name, weight in self.weights.items():
             decay = self.decay if name in self.masks else self.still  # biases do not decay
             rates = Rates(lr, decay, self.penalty, unbias)

@@ -130,7 +130,7 @@ class _Course:
 
     def _all(self) -> None:
         x = self.x[self.rows.flatten()].view(*self.rows.shape, -1)
-        y = self.targets[self.rows.flatten()].view(*self.rows.shape, -1).mT
+        y = self.targets[self.rows.flatten()].view(*self.rows.shape, -1).mT.contiguous()
         weights = None if self.weights is None else self.weights[self.rows]
         if not self.sides:
             for stack in self.stacks:
