@@ -25,7 +25,10 @@ from fissile.sklearn import FissileClassifier
 from fissile.sklearn.trainer import Task, make
 from fissile.train import Recipe
 
-QUICK = {"hidden": 6, "alpha": 2, "warm_up": 2, "fine_tune": 2, "lr": 1e-2, "random_state": 0}
+QUICK = {
+    "hidden": 6, "alpha": 2, "recipe": "paper", "warm_up": 2, "fine_tune": 2, "lr": 1e-2,
+    "random_state": 0,
+}  # fmt: skip
 
 
 @parametrize_with_checks([FissileClassifier()])
@@ -54,7 +57,7 @@ def quick(**options):
 @pytest.mark.parametrize("budget", [500, 1000, 2000, 5000])
 def test_the_budget_is_used_up_and_never_passed(digits, budget):
     x, _, y, _ = digits
-    found = FissileClassifier(budget, warm_up=1, fine_tune=1).fit(x[:200], y[:200])
+    found = FissileClassifier(budget, recipe="paper", warm_up=1, fine_tune=1).fit(x[:200], y[:200])
     by_hand = sum(int((p != 0).sum()) for p in fissile.to_dense(found.model_).parameters())
     one_more = found.nonzeros_ + 64 + 1 + 10  # another neuron's inputs, bias and outputs
     assert by_hand <= found.nonzeros_ <= budget < one_more
@@ -91,7 +94,7 @@ def test_no_more_children_than_features():
 
 def test_it_learns(digits):
     x, x_test, y, y_test = digits
-    found = FissileClassifier(2000, lr=5e-3, random_state=0).fit(x, y)
+    found = FissileClassifier(2000, recipe="paper", lr=5e-3, random_state=0).fit(x, y)
     assert found.score(x_test, y_test) > 0.94
     assert len(found.loss_curve_) == found.n_iter_ == 50
     assert found.loss_curve_[-1] < 0.1 < found.loss_curve_[0]

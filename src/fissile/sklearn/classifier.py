@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import os
 import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, Self
@@ -11,22 +9,22 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state, compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from fissile.bank import Data, check_device
 from fissile.budget import nonzeros
 from fissile.errors import FissileError, whole
 from fissile.order import hash32
-from fissile.sklearn import files
+from fissile.sklearn.best import Best, epochs_for, is_best, plans_for
 from fissile.sklearn.course import Course, Outcome, say
-from fissile.sklearn.samples import check_same, held, logits, numbered, watched
+from fissile.sklearn.fitted import Fitted
+from fissile.sklearn.samples import check_same, held, numbered, watched
 from fissile.sklearn.trainer import Network, Task, is_split, make
-from fissile.sklearn.width import outputs_for, width
+from fissile.sklearn.width import budget_for, outputs_for, width
 from fissile.split import Split, resolve_split
 from fissile.train import Recipe
 
@@ -36,35 +34,47 @@ Array = NDArray[Any]
 
 
 def _can_go_on(classifier: FissileClassifier) -> bool:
-    """Tell whether parts of the data suffice, or say why not."""
+    """Tell whether parts of the data suffice to go on with, or say why not."""
     if classifier.early_stopping or isinstance(classifier.class_weight, str):
         raise FissileError(
             "partial_fit sees only a part of the data: give class_weight as a dict, not "
             '"balanced", and leave early_stopping=False'
         )
+    if getattr(classifier, "plan_", None) is not None:
+        raise FissileError(
+            "partial_fit cannot go on with a network that was pruned while it was trained: fit "
+            'again with all samples, or with recipe="paper"'
+        )
     return True
 
 
-class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A sparse network of one hidden layer that keeps to a budget of non-zero parameters.
+class FissileClassifier(Fitted):
+    """A sparse network of at most one hidden layer that keeps to a budget of non-zero parameters.
 
-    >>> from sklearn.datasets import load_digits
-    >>> X, y = load_digits(return_X_y=True)
-    >>> clf = FissileClassifier(nonzeros=2_000, random_state=0).fit(X / 16, y)
-    >>> clf.hidden_, clf.nonzeros_
-    (26, 1960)
+    >>> clf = FissileClassifier(nonzeros=2_000, random_state=0).fit(X, y)
+    >>> clf.nonzeros_ <= 2_000
+    True
 
-    A dense network is trained (the warm-up), its neurons are split into sparse children, which are
-    pruned back to the same number of non-zeros, and the result is trained on (the fine-tuning).
+    There are two recipes. ``"best"``, the default with a budget, is the one we recommend: a linear
+    classifier, alone or beside a hidden layer, begins with all its weights and is pruned gradually;
+    of six plans for that, the one that does best on held-out samples is trained on all of them.
+    ``"paper"`` is the paper's: a dense network is trained (the warm-up), its neurons are split into
+    sparse children, which are pruned back to the same number of non-zeros, and trained on (the
+    fine-tuning). It alone knows ``alpha``, ``split``, ``lr``, ``l1``, ``l2``, ``early_stopping``,
+    ``patience`` and ``n_jobs``; plans have their own rates, and train side by side.
 
     Args:
-        nonzeros: the budget; the hidden layer is as wide as it allows. Weights and biases of the
-            whole network count.
-        hidden: the neurons before the split, instead of a budget; 100 if neither is given.
+        nonzeros: the budget. Weights and biases of the whole network count.
+        hidden: instead of a budget, the neurons before the split; 100 if neither is given. For
+            ``"best"`` the budget is then what a dense network of that width takes.
         alpha: children per neuron, at most one for each feature.
         split: who inherits which input: a name such as ``"random"`` or ``"gram"``, or a
             :class:`fissile.Split`.
-        warm_up, fine_tune: epochs before the split, and after it.
+        recipe: ``"best"`` or ``"paper"``; None is ``"best"`` where ``nonzeros`` is given and
+            ``early_stopping`` is not asked for.
+        tries: how many of the six plans are tried; 1 takes the first and holds nothing out, and so
+            it is if a class has too few samples for ``validation_fraction`` to be one of them.
+        warm_up, fine_tune: epochs before the split, and after it; ``"best"`` trains their sum.
         lr: Adam's learning rate.
         batch: samples of a step.
         l1, l2: penalties on the first layer's absolute weights, and on all parameters' squares.
@@ -84,11 +94,13 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes:
         model_: the network, an ordinary PyTorch module.
         nonzeros_: its non-zero parameters, biases included.
-        hidden_: its hidden neurons before the split; after it there are ``alpha_`` times as many.
-        alpha_: children per neuron.
+        hidden_: its hidden neurons, before a split into ``alpha_`` children each.
+        alpha_: children per neuron; 1 for ``"best"``.
         classes_: the labels.
+        plan_: the plan that was taken; None for ``"paper"``.
+        tried_: the plans that were tried, each with its held-out accuracy.
         n_iter_: epochs trained.
-        loss_curve_: the mean training loss of every epoch.
+        loss_curve_: the mean training loss of every epoch; for ``"best"`` only the last one.
         validation_scores_: the held-out accuracy after every epoch; None without early stopping.
         n_features_in_, feature_names_in_: features of a sample, and their names if they have any.
     """
@@ -100,6 +112,8 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         alpha: int = 4,
         split: str | Split = "random",
         *,
+        recipe: Literal["best", "paper"] | None = None,
+        tries: int = 6,
         warm_up: int = 25,
         fine_tune: int = 25,
         lr: float = 1e-3,
@@ -120,6 +134,8 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.hidden = hidden
         self.alpha = alpha
         self.split = split
+        self.recipe = recipe
+        self.tries = tries
         self.warm_up = warm_up
         self.fine_tune = fine_tune
         self.lr = lr
@@ -139,30 +155,52 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # --- training
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Train a network from the start: warm-up, split, fine-tuning.
+        """Train a network from the start, as the recipe says.
 
         >>> clf.fit(X, y).score(X_test, y_test)
         """
         x, labels = self._validated(X, y, reset=True)
-        self._decide(labels, x.shape[1])
+        self._know(labels)
         random = check_random_state(self.random_state)
         seeds = random.randint(2**31 - 1, size=whole("restarts", self.restarts, least=1)).tolist()
-        numbers = numbered(labels, self.classes_)
-        if self.early_stopping:
-            data = watched(x, numbers, self.validation_fraction, random.randint(2**31 - 1))
-        else:
-            data = held(x, numbers)
-        outcome = self._best(self._task(data, labels), seeds)
-        self._seed = seeds[0]
+        self._seed, hold = seeds[0], random.randint(2**31 - 1)
+        if is_best(self.recipe, self.nonzeros, self.early_stopping):
+            return self._fit_best(x, labels, seeds, hold)
+        outcome = self._fit_paper(x, labels, seeds, hold)
         return self._hold(outcome, outcome.score if self.early_stopping else None)
+
+    def _fit_best(self, x: Array, labels: Array, seeds: list[int], hold: int) -> Self:
+        outputs = outputs_for(len(self.classes_))
+        budget = budget_for(self.nonzeros, self.hidden, x.shape[1], outputs)
+        plans = plans_for(budget, x.shape[1], outputs, self.tries)
+        epochs = epochs_for(self.warm_up, self.fine_tune)
+        check_device(self.device)
+        batch, tell = whole("batch", self.batch, least=1), print if self.verbose else None
+        weights, share = self._class_weights(labels), self.validation_fraction
+        best = Best(plans, outputs, epochs, batch, share, weights, self.device, tell)
+        found = best.run(x, numbered(labels, self.classes_), seeds, hold)
+        self.model_, self._adam = found.module.eval(), None
+        self.plan_, self.tried_ = found.plan, found.tried
+        self.hidden_, self.alpha_ = found.module.neurons, 1
+        self.nonzeros_, self.n_iter_ = nonzeros(self.model_).all, epochs
+        self.loss_curve_, self.validation_scores_ = [found.loss], None
+        return self
+
+    def _fit_paper(self, x: Array, labels: Array, seeds: list[int], hold: int) -> Outcome:
+        self._shape(x.shape[1])
+        data = held(x, numbered(labels, self.classes_))
+        if self.early_stopping:
+            data = watched(x, data.y.numpy(), self.validation_fraction, hold)
+        return self._best_of(self._task(data, labels), seeds)
 
     @available_if(_can_go_on)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
         """Train one pass over these samples and keep what was learned before.
 
-        The first ``warm_up`` calls train the dense network; the next one splits it before it
-        trains, and from then on the sparse network learns. Both have the same number of non-zeros.
-        After ``fit`` the network is split already, and learns on.
+        This follows the paper's course, whatever ``recipe`` says: the first ``warm_up`` calls train
+        the dense network; the next one splits it before it trains, and from then on the sparse
+        network learns. Both have the same number of non-zeros. After a ``fit`` by the paper's
+        recipe the network is split already, and learns on; after one by ``"best"`` it cannot.
 
         >>> for X, y in stream:
         ...     clf.partial_fit(X, y, classes=[0, 1, 2])
@@ -182,6 +220,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         task = self._task(held(x, numbered(labels, self.classes_)), self.classes_)
         trainer = make(task, int(hash32(self._seed, passes)))
         if not begins:
+            assert self._adam is not None
             trainer.put(Network(self.model_, self._adam))
         if passes >= self.warm_up and (begins or not is_split(self.model_)):
             trainer.split(self.alpha_, resolve_split(self.split))
@@ -193,36 +232,44 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _begin(self, classes: ArrayLike | None, inputs: int) -> None:
         if classes is None:
             raise FissileError("the first call of partial_fit must be given all classes")
-        self._decide(np.asarray(classes), inputs)
+        self._know(np.asarray(classes))
+        self._shape(inputs)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.loss_curve_: list[float] = []
+        self.loss_curve_ = []
 
     def _validated(self, X: ArrayLike, y: ArrayLike, *, reset: bool) -> tuple[Array, Array]:
         x, labels = validate_data(self, X, y, reset=reset, dtype=np.float32, order="C")
         check_classification_targets(labels)
         return x, labels
 
-    def _decide(self, labels: Array, inputs: int) -> None:
-        """Decide on the classes and the shape of the network."""
+    def _know(self, labels: Array) -> None:
         self.classes_ = np.unique(labels)
         if len(self.classes_) < 2:
             raise FissileError(f"y holds one class only, {self.classes_[0]!r}; give at least two")
+
+    def _shape(self, inputs: int) -> None:
+        """Decide on the shape of the paper's network."""
         outputs = outputs_for(len(self.classes_))
         self.hidden_ = width(self.nonzeros, self.hidden, inputs, outputs)
         self.alpha_ = min(whole("alpha", self.alpha, least=1), inputs)
 
+    def _class_weights(self, labels: Array) -> Array | None:
+        """Return how much each class counts; labels are those that "balanced" counts."""
+        if self.class_weight is None:
+            return None
+        found: Array = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
+        return found
+
     def _task(self, data: Data, labels: Array) -> Task:
-        """Say what is learned, and how; labels are those that "balanced" counts."""
-        weights = None
-        if self.class_weight is not None:
-            found = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
-            weights = torch.tensor(found, dtype=torch.float32)
+        """Say what is learned, and how."""
+        found = self._class_weights(labels)
+        weights = None if found is None else torch.tensor(found, dtype=torch.float32)
         sizes = (data.inputs, self.hidden_, outputs_for(len(self.classes_)))
         recipe = Recipe(lr=self.lr, batch=self.batch, l1=self.l1, l2=self.l2)
         check_device(self.device)
         return Task(sizes, data, recipe, weights, self.device)
 
-    def _best(self, task: Task, seeds: list[int]) -> Outcome:
+    def _best_of(self, task: Task, seeds: list[int]) -> Outcome:
         """Train a network from each seed and return the best."""
         course = Course(
             warm_up=whole("warm_up", self.warm_up, least=0),
@@ -246,53 +293,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_, self._adam = outcome.network
         self.model_.eval()
         self.nonzeros_ = nonzeros(self.model_).all
+        self.plan_, self.tried_ = None, []
         self.loss_curve_, self.validation_scores_ = outcome.loss, scores
         self.n_iter_ = len(outcome.loss)
         return self
-
-    # --- prediction
-
-    def decision_function(self, X: ArrayLike) -> Array:
-        """Return the logits: one per sample for two classes, else one per sample and class."""
-        found = self._logits(X)
-        return found[:, 0] if found.shape[1] == 1 else found
-
-    def predict_proba(self, X: ArrayLike) -> Array:
-        """Return the probability of every class, in the order of ``classes_``."""
-        found = torch.from_numpy(self._logits(X))
-        if found.shape[1] > 1:
-            return found.softmax(1).numpy()
-        return torch.cat([(-found).sigmoid(), found.sigmoid()], 1).numpy()
-
-    def predict(self, X: ArrayLike) -> Array:
-        """Return the most probable class of every sample."""
-        found = self._logits(X)
-        numbers = found.argmax(1) if found.shape[1] > 1 else (found[:, 0] > 0).astype(int)
-        return np.take(self.classes_, numbers)
-
-    def _logits(self, X: ArrayLike) -> Array:
-        check_is_fitted(self, "model_")
-        x = validate_data(self, X, reset=False, dtype=np.float32, order="C")
-        # In double precision a sample's answer does not depend on its company.
-        return logits(copy.deepcopy(self.model_).double(), x)
-
-    # --- files
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the classifier to a safetensors file, without pickling; see :meth:`load`.
-
-        >>> clf.save("digits.safetensors")
-
-        Adam's moments are not written. Parameters that are neither numbers nor strings (a
-        ``Split``, a dict of weights) are their defaults again after loading; predictions need none.
-        """
-        check_is_fitted(self, "model_")
-        files.write(self, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a classifier that :meth:`save` wrote; nothing in the file is ever executed.
-
-        >>> FissileClassifier.load("digits.safetensors").predict(X)
-        """
-        return files.read(cls, path)

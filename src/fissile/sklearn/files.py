@@ -1,7 +1,7 @@
 """A classifier as one file: the network as ``fissile.save`` writes it, and a note beside it.
 
-The note, JSON in the metadata, holds the labels and the parameters. ``fissile.load`` reads the
-network from the same file; nothing is ever unpickled.
+The note, JSON in the metadata, holds the labels and the parameters; nothing is ever unpickled.
+``fissile.load`` reads the network of the paper's course from the same file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,11 @@ from fissile.errors import FileError, needs
 from fissile.layers import all_weights
 from fissile.network import MLP
 from fissile.sklearn.width import outputs_for
+from fissile.sparse.module import SparseNet
+from fissile.sparse.plan import Plan, Prune, Saliency
 
 if TYPE_CHECKING:
-    from fissile.sklearn.classifier import FissileClassifier
+    from fissile.sklearn.fitted import Fitted
 
 __all__ = ["read", "write"]
 
@@ -33,10 +35,13 @@ _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
     "float32", "float64",
 )  # fmt: skip
-_Classifier = TypeVar("_Classifier", bound="FissileClassifier")
+#: What the recommended plans differ in, and how they are pruned; the rest is as plans come.
+_PLAN = ("budget", "hidden", "direct", "lr", "decay", "dropout", "smooth")
+_PRUNE = ("begin", "end", "saliency", "power")
+_Classifier = TypeVar("_Classifier", bound="Fitted")
 
 
-def write(classifier: FissileClassifier, path: str | os.PathLike[str]) -> None:
+def write(classifier: Fitted, path: str | os.PathLike[str]) -> None:
     """Write a fitted classifier; a file already there is replaced whole or not at all."""
     needs("safetensors", "files")
     from safetensors import SafetensorError, safe_open
@@ -57,18 +62,18 @@ def write(classifier: FissileClassifier, path: str | os.PathLike[str]) -> None:
 
 def read(kind: type[_Classifier], path: str | os.PathLike[str]) -> _Classifier:
     """Make a classifier of what a file holds, after checking that it is one."""
-    model = fissile.files.load(path)
+    model = fissile.files.load(path, _frame(path))
     try:
         classifier = _noted(kind, _read_note(path), model)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise FileError(f"{path}: the classifier's note is damaged: {error}") from None
     classifier.model_ = model.eval()
-    classifier._adam = Adam(model.parameters())
+    classifier._adam = None if classifier.plan_ else Adam(model.parameters())
     classifier.nonzeros_ = nonzeros(model).all
     return classifier
 
 
-def _note(classifier: FissileClassifier) -> dict[str, Any]:
+def _note(classifier: Fitted) -> dict[str, Any]:
     names = getattr(classifier, "feature_names_in_", None)
     plain = (bool, int, float, str, type(None))
     parameters = classifier.get_params(deep=False)
@@ -80,6 +85,7 @@ def _note(classifier: FissileClassifier) -> dict[str, Any]:
         "seed": classifier._seed,
         "loss": classifier.loss_curve_,
         "scores": classifier.validation_scores_,
+        "best": None if classifier.plan_ is None else _best_note(classifier, classifier.plan_),
     }
 
 
@@ -113,9 +119,7 @@ def _noted(kind: type[_Classifier], note: dict[str, Any], model: Any) -> _Classi
     """Build the estimator around a network it must fit."""
     classifier = kind(**note["parameters"])
     classes = _classes(note["classes"])
-    if type(model) is not MLP or len(model.sizes) != 3:
-        raise ValueError("its network is not one with one hidden layer")
-    inputs, hidden, outputs = model.sizes
+    inputs, hidden, outputs, alpha = _sizes(model)
     if outputs != outputs_for(len(classes)):
         raise ValueError(f"{len(classes)} classes do not fit {outputs} outputs")
     if (names := note["names"]) is not None:
@@ -123,14 +127,71 @@ def _noted(kind: type[_Classifier], note: dict[str, Any], model: Any) -> _Classi
             raise ValueError(f"the names of the features do not fit {inputs} inputs")
         classifier.feature_names_in_ = np.array(names, dtype=object)
     classifier.classes_, classifier.n_features_in_ = classes, inputs
-    classifier.hidden_ = hidden
-    classifier.alpha_ = all_weights(model.layers[2]).shape[1] // hidden
+    classifier.hidden_, classifier.alpha_ = hidden, alpha
     classifier._seed = int(note["seed"])
     classifier.loss_curve_ = [float(loss) for loss in note["loss"]]
     scores = note["scores"]
     classifier.validation_scores_ = None if scores is None else [float(score) for score in scores]
-    classifier.n_iter_ = len(classifier.loss_curve_)
+    classifier.n_iter_, classifier.plan_, classifier.tried_ = len(classifier.loss_curve_), None, []
+    best = note.get("best")
+    if (best is not None) is not isinstance(model, SparseNet):
+        raise ValueError("its network is of another recipe")
+    if best is not None:
+        classifier.n_iter_, classifier.plan_ = int(best["epochs"]), _plan(best["plan"])
+        classifier.tried_ = [(_plan(plan), float(score)) for plan, score in best["tried"]]
     return classifier
+
+
+def _sizes(model: Any) -> tuple[int, int, int, int]:
+    """Return the inputs, the neurons, the outputs, and the children of every neuron."""
+    if isinstance(model, SparseNet):
+        return model.inputs, model.neurons, model.outputs, 1
+    if type(model) is not MLP or len(model.sizes) != 3:
+        raise ValueError("its network is not one with one hidden layer")
+    inputs, hidden, outputs = model.sizes
+    return inputs, hidden, outputs, all_weights(model.layers[2]).shape[1] // hidden
+
+
+# --- the recommended recipe's
+
+
+def _frame(path: str | os.PathLike[str]) -> SparseNet | None:
+    """Make what a file's tensors fit in; None if they are an MLP's, which a file describes."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            if not {"hidden.weight", "direct.weight"} & set(names):
+                return None
+            # As large as the file's own tensors, whatever it claims.
+            return SparseNet.empty({name: file.get_slice(name).get_shape() for name in names})
+    except (OSError, SafetensorError):
+        return None  # whoever reads it next says what is wrong
+    except ValueError as error:
+        raise FileError(f"{path}: the network is damaged: {error}") from None
+
+
+def _best_note(classifier: Fitted, plan: Plan) -> dict[str, Any]:
+    tried = [(_plan_note(one), score) for one, score in classifier.tried_]
+    return {"epochs": classifier.n_iter_, "plan": _plan_note(plan), "tried": tried}
+
+
+def _plan_note(plan: Plan) -> dict[str, Any]:
+    note: dict[str, Any] = {key: getattr(plan, key) for key in _PLAN}
+    return note | {"prune": {key: getattr(plan.prune, key) for key in _PRUNE}}
+
+
+def _plan(note: dict[str, Any]) -> Plan:
+    prune = {key: note["prune"][key] for key in _PRUNE}
+    saliency = prune.pop("saliency")
+    values = {key: note[key] for key in _PLAN}
+    numbers = [*prune.values(), *values.values()]
+    if saliency not in get_args(Saliency) or not all(
+        isinstance(one, bool | int | float) for one in numbers
+    ):
+        raise ValueError("its plan is none")
+    return Plan(**values, prune=Prune(**prune, saliency=saliency))
 
 
 def _classes(note: dict[str, Any]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from fissile.bank import Data
 from fissile.data.sets import Labelled
 from fissile.errors import FissileError
 
-__all__ = ["check_same", "held", "logits", "numbered", "watched"]
+__all__ = ["can_hold_out", "check_same", "held", "logits", "numbered", "parted", "watched"]
 
 Array = NDArray[Any]
 #: Samples that go through a network at once when it predicts.
@@ -51,10 +51,26 @@ def held(x: Array, y: Array) -> Data:
 
 def watched(x: Array, y: Array, share: float, seed: int) -> Data:
     """Hold out a share of the samples, of every class alike, to watch the accuracy there."""
+    parts = parted(x, y, share, seed)
+    return _data(parts.x, parts.y, parts.x_test, parts.y_test)
+
+
+def parted(x: Array, y: Array, share: float, seed: int) -> Labelled:
+    """Return samples to train on and, of every class alike, a share to test on."""
+    _check_share(share)
+    return Labelled(x, y, x[:1], y[:1]).held_out(float(share), seed)
+
+
+def can_hold_out(y: Array, share: float) -> bool:
+    """Tell whether every class has samples enough to be held out, and to be learned from."""
+    _check_share(share)
+    least = int(np.bincount(y).min())
+    return least * min(share, 1 - share) >= 1
+
+
+def _check_share(share: float) -> None:
     if not 0 < share < 1:
         raise FissileError(f"validation_fraction={share!r} is no share; give one such as 0.1")
-    parts = Labelled(x, y, x[:1], y[:1]).held_out(float(share), seed)
-    return _data(parts.x, parts.y, parts.x_test, parts.y_test)
 
 
 def _data(x: Array, y: Array, x_test: Array, y_test: Array) -> Data:

@@ -21,7 +21,7 @@ from fissile.shapes import Float, Int
 from fissile.split import Split
 from fissile.train import Recipe, batches, penalty
 
-__all__ = ["Curves", "Network", "Task", "Trainer", "alone", "is_split", "make"]
+__all__ = ["Curves", "Network", "Task", "Trainer", "alone", "is_split", "losses", "make"]
 
 #: Held for what threads share: torch's global generator, which first weights are drawn from, and
 #: the standard output, which is silenced while a network is split.
@@ -147,12 +147,12 @@ class _Weighted(Trainer):
         total = 0.0
         for rows in batches(len(x), recipe.batch, self._seed, self._epoch):
             rows = rows.to(x.device)
-            losses = _losses(self._module(x[rows]), y[rows]) * self._weights[y[rows]]
-            loss = losses.mean() + penalty(self._module, recipe)
+            each = losses(self._module(x[rows]), y[rows]) * self._weights[y[rows]]
+            loss = each.mean() + penalty(self._module, recipe)
             self._adam.zero_grad()
             loss.backward()
             self._adam.step()
-            total += float(losses.detach().sum())
+            total += float(each.detach().sum())
         return total / len(x)
 
     @torch.no_grad()
@@ -188,9 +188,10 @@ def _copied(network: Network, device: str) -> Network:
     return Network(module, adam)
 
 
-def _losses(
+def losses(
     logits: Float[Tensor, "batch outputs"], y: Int[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
+    """Return the cross-entropy of every sample; one output tells two classes apart."""
     if logits.shape[-1] == 1:
         return functional.binary_cross_entropy_with_logits(
             logits.squeeze(-1), y.to(logits.dtype), reduction="none"

@@ -75,7 +75,7 @@ def _plain(
 ) -> None:
     lr, decay, penalty = (one.view(-1, *[1] * (weight.ndim - 1)) for one in rates[:3])
     if mask is not None:
-        gradient = gradient * mask
+        gradient = torch.where(mask, gradient, 0)
     moments.mean.lerp_(gradient, 1 - _BETA1)
     moments.square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
     root = (moments.square / rates.unbias[1]).sqrt_().add_(_EPS)
@@ -84,7 +84,7 @@ def _plain(
     if l1:
         weight.copy_(weight.sign() * (weight.abs() - lr * penalty / root).clamp(min=0))
     if mask is not None:
-        weight.mul_(mask)
+        weight.masked_fill_(~mask, 0)
 
 
 @cache

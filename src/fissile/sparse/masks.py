@@ -55,7 +55,9 @@ def within(
     A neuron's bias takes room while it is alive, and its weights go with it when it is not; so what
     fits is not a rank but a threshold, found by bisecting its bits. What scores zero is not kept.
     """
-    keys = {name: score.float().contiguous().view(torch.int32) for name, score in scores.items()}
+    # A network that has diverged keeps what can still be ranked.
+    sound = {name: score.float().nan_to_num(0.0) for name, score in scores.items()}
+    keys = {name: score.contiguous().view(torch.int32) for name, score in sound.items()}
     low = torch.full_like(room, -1)  # too much, or never to be asked for: zeros too
     high = torch.full_like(room, _INFINITY)  # nothing always fits
     for _ in range(_INFINITY.bit_length()):

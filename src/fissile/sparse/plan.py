@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fissile.errors import FissileError, whole
 
@@ -18,6 +18,13 @@ __all__ = ["Plan", "Prune", "Rewire", "Schedule", "SplitAt"]
 Start = Literal["dense", "uniform", "erdos-renyi"]
 Saliency = Literal["magnitude", "second-order"]
 Schedule = Literal["cosine", "constant", "again"]
+Activation = Literal["relu", "none"]
+Grow = Literal["random", "gradient"]
+
+
+def _one_of(name: str, value: object, known: Any) -> None:
+    if value not in get_args(known):
+        raise FissileError(f"{name}={value!r} is not one of {', '.join(get_args(known))}")
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,11 @@ class SplitAt:
     split: str = "random"
     scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        whole("alpha", self.alpha, least=1)
+        if not 0 <= self.at <= 1:
+            raise FissileError(f"a split at={self.at!r} is not within the training, 0 to 1")
+
 
 @dataclass(frozen=True)
 class Prune:
@@ -55,6 +67,14 @@ class Prune:
     saliency: Saliency = "magnitude"
     power: float = 3.0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.begin <= self.end <= 1 or not self.end:
+            raise FissileError(
+                f"pruning from {self.begin!r} to {self.end!r} is not within the training; give "
+                "0 <= begin <= end <= 1, and an end above 0"
+            )
+        _one_of("saliency", self.saliency, Saliency)
+
     def left(self, share: float, before: float) -> float | None:
         """Return how much of the surplus may stay now, or None where nothing is to be cut."""
         if share < self.begin or before >= self.end:
@@ -70,8 +90,13 @@ class Rewire:
     """Move masks: a share of each layer's weights, falling to none along a cosine."""
 
     fraction: float = 0.3
-    grow: Literal["random", "gradient"] = "random"
+    grow: Grow = "random"
     until: float = 0.75
+
+    def __post_init__(self) -> None:
+        _one_of("grow", self.grow, Grow)
+        if not 0 < self.fraction <= 1:
+            raise FissileError(f"fraction={self.fraction!r} is not a share above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -101,7 +126,7 @@ class Plan:
     budget: int
     hidden: int = 0
     direct: bool = False
-    activation: Literal["relu", "none"] = "relu"
+    activation: Activation = "relu"
     start: Start = "dense"
     splits: tuple[SplitAt, ...] = ()
     prune: Prune | None = None
@@ -118,8 +143,10 @@ class Plan:
         whole("hidden", self.hidden, least=0)
         if not self.hidden and not self.direct:
             raise FissileError("a plan needs hidden neurons, direct weights, or both")
-        if self.start not in get_args(Start):
-            raise FissileError(f"start={self.start!r} is not one of {', '.join(get_args(Start))}")
+        for name, known in (
+            ("start", Start), ("activation", Activation), ("schedule", Schedule),
+        ):  # fmt: skip
+            _one_of(name, getattr(self, name), known)
         for name in ("dropout", "smooth"):
             if not 0 <= getattr(self, name) < 1:
                 raise FissileError(f"{name}={getattr(self, name)!r} is not a share below 1")
@@ -128,6 +155,8 @@ class Plan:
                 raise FissileError(f"{name}={getattr(self, name)!r} must be 0 or more")
         if self.l1 and (self.hidden or self.prune):
             raise FissileError("l1 is for linear plans, and cuts down to the budget by itself")
+        if self.splits and not self.hidden:
+            raise FissileError("there are no neurons to split: give hidden=")
 
     @property
     def bias(self) -> bool:

@@ -8,31 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from fissile.allocation import resolve_allocation
-from fissile.budget import keep_largest
-from fissile.draw import Draw, seeded
 from fissile.errors import FissileError
-from fissile.layers import children_of, owner_mask
 from fissile.order import hash32, noise
-from fissile.pattern import split_pair
-from fissile.rewire import rewired
-from fissile.shapes import Float, Int
+from fissile.shapes import Bool, Float, Int
 from fissile.sparse.adam import Moments, Rates, adam, unbiased
 from fissile.sparse.loss import error
-from fissile.sparse.masks import count, sown, within
+from fissile.sparse.masks import alive, count, sown
 from fissile.sparse.plan import Plan, Schedule, SplitAt
-from fissile.split import resolve_split
 
 __all__ = ["Stack"]
 
-#: The penalty is steered to leave a little more than the budget, which the largest then share.
-_MORE, _FIRST_PENALTY = 1.15, 1e-3
+#: Of absolute weights, until it has been steered.
+_FIRST_PENALTY = 1e-3
 _WEIGHTS = ("first", "second", "direct")
 
 
@@ -53,20 +45,18 @@ class Stack:
         self.seeds = torch.tensor(list(seeds), device=device)
         self.device, self.steps = device, steps
         self.step = torch.zeros(1, dtype=torch.long, device=device)
-        self.room = self._each(lambda plan: plan.budget - outputs).long()
-        self.decay = self._each(lambda plan: plan.decay)
-        self.smooth = self._each(lambda plan: plan.smooth)
-        self.penalty = self._each(lambda plan: _FIRST_PENALTY * plan.l1)
+        rooms = torch.tensor([plan.budget - outputs for plan in plans], device=device)
+        self.room = rooms.repeat(len(seeds))
+        self.decay = self.each(lambda plan: plan.decay)
+        self.smooth = self.each(lambda plan: plan.smooth)
+        self.penalty = self.each(lambda plan: _FIRST_PENALTY * plan.l1)
         self.still = torch.zeros_like(self.decay)
+        self.pruned = self.each(lambda plan: plan.prune is not None).bool()
         self.unbias = unbiased(steps).to(device)
         self.rates = self._rates()
         self.listens = any(p.rewire and p.rewire.grow == "gradient" for p in plans)
-        if bool((self.room < 1).any()):
-            least = min(plan.budget for plan in plans)
-            raise FissileError(
-                f"a budget of {least} is too small: {outputs} outputs have a bias each, and there "
-                f"must be at least one weight; give at least {outputs + 1}"
-            )
+        for plan in plans:
+            _check(plan, inputs, outputs)
         self._make()
 
     # --- first weights
@@ -93,14 +83,14 @@ class Stack:
             name: Moments(torch.zeros_like(one), torch.zeros_like(one))
             for name, one in self.weights.items()
         }
-        self._hear()
+        self.hear()
 
     def _sow(self, start: str, erdos_renyi: bool) -> None:
-        mine = self._each(lambda plan: plan.start == start).bool().view(-1, 1, 1)
+        mine = self.each(lambda plan: plan.start == start).bool().view(-1, 1, 1)
         if not bool(mine.any()):
             return
         drawn = {
-            name: self._noise(3 + layer, *mask.shape[1:])
+            name: self.noise(3 + layer, *mask.shape[1:])
             for layer, (name, mask) in enumerate(self.masks.items())
         }
         room = (self.room - self.plan.hidden * self.plan.bias).clamp(min=0)
@@ -110,25 +100,25 @@ class Stack:
             self.weights[name] = torch.where(mine, self.weights[name] * fewer, self.weights[name])
             self.masks[name] = torch.where(mine, mask, self.masks[name])
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
         self.gradients = (
             {name: torch.zeros_like(self.weights[name]) for name in self.masks}
             if self.listens
             else {}
         )
 
-    def _each(self, value: Callable[[Plan], float]) -> Float[Tensor, " networks"]:
+    def each(self, value: Callable[[Plan], float]) -> Float[Tensor, " networks"]:
         """Return a number of every plan, for every network."""
         found = torch.tensor([float(value(plan)) for plan in self.plans], device=self.device)
         return found.repeat(len(self.seeds))
 
-    def _noise(self, stream: int, *shape: int) -> Float[Tensor, "networks ..."]:
+    def noise(self, stream: int, *shape: int) -> Float[Tensor, "networks ..."]:
         """Draw uniform numbers below 1, the same for all plans of a seed."""
         drawn = noise(hash32(self.seeds, stream), 0, *shape).float()
         return drawn.repeat_interleave(len(self.plans), 0)
 
     def _drawn(self, stream: int, *shape: int) -> Float[Tensor, "networks ..."]:
-        return 2 * self._noise(stream, *shape) - 1
+        return 2 * self.noise(stream, *shape) - 1
 
     def _rates(self) -> Float[Tensor, "steps networks"]:
         courses = [_course(p.lr, p.schedule, p.splits, self.steps) for p in self.plans]
@@ -167,8 +157,6 @@ class Stack:
         weights: Float[Tensor, "seeds batch"] | None = None,
     ) -> None:
         """Make a step on a batch of every seed, whose samples may count differently."""
-        if self.plan.dropout:
-            x = functional.dropout(x, self.plan.dropout)
         found, said = self.logits(x)
         off = error(found, targets, self.smooth)
         if weights is not None:
@@ -203,105 +191,7 @@ class Stack:
 
     # --- what happens on the way
 
-    @torch.no_grad()
-    def tick(self, share: float, before: float) -> bool:
-        """Do what is due since an earlier share of the training; tell whether shapes changed."""
-        due = [split for split in self.plan.splits if before < split.at <= share]
-        for split in due:
-            self._split(split)
-        if share <= 0:
-            return bool(due)
-        if self.plan.l1:
-            self._steer(share)
-        self._prune(share, before)
-        self._rewire(share)
-        return bool(due)
-
-    def _prune(self, share: float, before: float) -> None:
-        left = [plan.prune.left(share, before) if plan.prune else None for plan in self.plans]
-        if all(one is None for one in left):
-            return
-        surplus = torch.tensor([one or 0.0 for one in left], device=self.device)
-        due = torch.tensor([one is not None for one in left], device=self.device)
-        due = due.repeat(len(self.seeds)).view(-1, 1, 1)
-        whole = sum(mask[0].numel() for mask in self.masks.values())
-        room = self.room + ((whole - self.room) * surplus.repeat(len(self.seeds))).long()
-        kept = within(self._saliency(), room, bias=self.plan.bias)
-        self._put({name: torch.where(due, kept[name], mask) for name, mask in self.masks.items()})
-
-    def _saliency(self) -> dict[str, Tensor]:
-        second = self._each(lambda p: bool(p.prune) and p.prune.saliency == "second-order").bool()  # type: ignore[union-attr]
-        found = {}
-        for name, mask in self.masks.items():
-            size = self.weights[name].abs() * mask
-            root = self.moments[name].square.sqrt()
-            found[name] = torch.where(second.view(-1, 1, 1), size * root, size)
-        return found
-
-    def _rewire(self, share: float) -> None:
-        moves = self._each(partial(_moving, share=share))
-        if not bool((moves > 0).any()):
-            return
-        heard = self._each(lambda p: bool(p.rewire) and p.rewire.grow == "gradient").bool()  # type: ignore[union-attr]
-        after = {}
-        for layer, (name, mask) in enumerate(self.masks.items()):
-            score = self._noise(8 + 8 * int(self.step) + layer, *mask.shape[1:])
-            if self.listens:
-                score = torch.where(heard.view(-1, 1, 1), self.gradients[name].abs(), score)
-            number = (moves * mask.sum((-2, -1))).long()
-            after[name] = rewired(self.weights[name], mask, score, number)
-        self._put(after)
-
-    def _steer(self, share: float) -> None:
-        """Steer the penalty so that about the budget is left; then cut to it, and refit."""
-        if share < 0.5:
-            there = torch.count_nonzero(self.weights["direct"], (-2, -1))
-            self.penalty *= (there / (_MORE * self.room)).clamp(0.5, 4.0).sqrt()
-        elif bool((self.penalty > 0).any()):
-            self.penalty.zero_()
-            size = self.weights["direct"].abs().flatten(1)
-            kept = keep_largest(size, self.room) & (size > 0)
-            self._put({"direct": kept.view_as(self.weights["direct"])})
-
-    def _split(self, split: SplitAt) -> None:
-        first, second, alpha = self.weights["first"], self.weights["second"], split.alpha
-        draw, deal = self._draw(), resolve_split(split.split)
-        if split.allocation is None:
-            owner = deal.deal(first, alpha, draw)
-            kept = {"first": owner_mask(owner, alpha) & children_of(self.masks["first"], alpha, -2)}
-            kept["second"] = children_of(self.masks["second"], alpha, -1)
-        else:
-            squares = self.moments["first"].square, self.moments["second"].square
-            pattern = split_pair(
-                first, second, alpha, deal, draw,
-                extra=(alpha - 1) * first.shape[1] * self.plan.bias,
-                allocation=resolve_allocation(split.allocation), squares=squares,
-            )  # fmt: skip
-            kept = {"first": pattern.first_mask(), "second": pattern.second}
-        for name, axis in (("first", -2), ("bias", -1), ("second", -1)):
-            if name in self.weights:
-                self._copy(name, axis, alpha, kept.get(name))
-        self.weights["second"] *= split.scale
-        self.masks |= {name: mask.clone() for name, mask in kept.items()}
-        self._hear()
-
-    def _draw(self) -> Draw:
-        """Return the draw of every seed, the one :func:`fissile.expand` has, for all its plans."""
-        draw = seeded(self.seeds)
-
-        def drawn(networks: int, *shape: int) -> Tensor:
-            once = draw(networks // len(self.plans), *shape).to(self.device)
-            return once.repeat_interleave(len(self.plans), 0)
-
-        return drawn
-
-    def _copy(self, name: str, axis: int, alpha: int, mask: Tensor | None) -> None:
-        """Give every child its parent's numbers, where it keeps them."""
-        old = self.weights[name], *self.moments[name]
-        new = [children_of(one, alpha, axis) * (1 if mask is None else mask) for one in old]
-        self.weights[name], self.moments[name] = new[0], Moments(*new[1:])
-
-    def _put(self, masks: dict[str, Tensor]) -> None:
+    def put(self, masks: dict[str, Tensor]) -> None:
         """Take other masks; whatever comes or goes is zero, and so are its moments."""
         for name, mask in masks.items():
             moved = mask != self.masks[name]
@@ -325,12 +215,42 @@ class Stack:
         return (right.double() / len(x)).view(len(self.seeds), -1)
 
     def nonzeros(self) -> Int[Tensor, "seeds plans"]:
-        """Count everything that a network needs, the outputs' biases too."""
-        if "first" not in self.weights or any(plan.prune for plan in self.plans):
-            found = count(self.masks, bias=self.plan.bias)
-        else:  # nobody looked whether neurons are alive: all biases count
-            found = count(self.masks, bias=False) + self.plan.bias * self.weights["first"].shape[1]
-        return (found + self.outputs).view(len(self.seeds), -1)
+        """Count everything that a network needs, the outputs' biases too.
+
+        Of a pruned network only living neurons count; of others nobody looked, and all do.
+        """
+        found = count(self.masks, bias=False) + self.outputs
+        if self.plan.bias:
+            every = torch.full_like(found, self.weights["bias"].shape[1])
+            found = found + torch.where(self.pruned, alive(self.masks).sum(-1), every)
+        return found.view(len(self.seeds), -1)
+
+    @torch.no_grad()
+    def finite(self) -> Bool[Tensor, "seeds plans"]:
+        """Tell which networks have not diverged."""
+        sound = [torch.isfinite(one).flatten(1).all(1) for one in self.weights.values()]
+        return torch.stack(sound).all(0).view(len(self.seeds), -1)
+
+
+def _check(plan: Plan, inputs: int, outputs: int) -> None:
+    """Refuse a plan that would end with more than its budget."""
+    if plan.budget <= outputs:
+        raise FissileError(
+            f"a budget of {plan.budget} is too small: {outputs} outputs have a bias each, and "
+            f"there must be at least one weight; give at least {outputs + 1}"
+        )
+    if plan.prune is not None or plan.l1:
+        return
+    needed = outputs + plan.hidden * plan.bias + 1
+    if plan.start == "dense":  # copies that nothing prunes stay
+        copies = math.prod(split.alpha for split in plan.splits if split.allocation is None)
+        each = inputs + copies * (outputs + plan.bias)
+        needed = outputs + plan.hidden * each + plan.direct * inputs * outputs
+    if needed > plan.budget:
+        raise FissileError(
+            f"{plan.hidden} hidden neurons from a start that is {plan.start} take {needed} "
+            f"parameters, more than the budget of {plan.budget}, and nothing prunes them"
+        )
 
 
 @cache
@@ -344,13 +264,3 @@ def _course(
 
 def _guess(logits: Float[Tensor, "networks outputs samples"]) -> Int[Tensor, "networks samples"]:
     return (logits.squeeze(1) > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
-
-
-def _moving(plan: Plan, share: float) -> float:
-    """Return which share of a layer's weights moves now."""
-    if plan.rewire is None or share >= plan.rewire.until:
-        return 0.0
-    # While others are still to go, what has just come would be the first of them.
-    if (plan.prune and share < plan.prune.end) or any(share < one.at for one in plan.splits):
-        return 0.0
-    return plan.rewire.fraction * (1 + math.cos(math.pi * share / plan.rewire.until)) / 2

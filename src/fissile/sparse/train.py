@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fissile.order import order
+from fissile.errors import FissileError, whole
+from fissile.order import hash32, noise, order
 from fissile.shapes import Float, Int
+from fissile.sparse.changes import tick
 from fissile.sparse.plan import Plan
 from fissile.sparse.stack import Stack
 
@@ -21,6 +23,8 @@ __all__ = ["train"]
 
 #: How often masks are looked at in the course of a training.
 _TICKS = 100
+#: The stream of random numbers that inputs are hidden by.
+_DROPOUT = 7
 OnEpoch = Callable[[int], object]
 
 
@@ -45,9 +49,11 @@ def train(
     ``weights`` say how much each sample's loss counts. Inputs should vary by about one: the rates
     of the plans are meant for that.
     """
+    _check(plans, seeds, x, y, outputs, weights)
+    whole("epochs", epochs, least=1)
     where = torch.device(device)
-    x, y = x.to(where), y.to(where)
-    batch = min(batch, len(x))
+    x, y = x.to(where, torch.float32), y.to(where, torch.long)
+    batch = min(whole("batch", batch, least=1), len(x))
     steps = epochs * (len(x) // batch)
     shapes: dict[object, list[int]] = {}
     for place, plan in enumerate(plans):
@@ -60,6 +66,29 @@ def train(
     with _tensor_cores():
         course.run(epochs, on_epoch)
     return list(zip(stacks, shapes.values(), strict=True))
+
+
+def _check(
+    plans: Sequence[Plan],
+    seeds: Sequence[int],
+    x: Tensor,
+    y: Tensor,
+    outputs: int,
+    weights: Tensor | None,
+) -> None:
+    """Refuse what cannot be trained."""
+    if not plans or not seeds:
+        raise FissileError("there is nothing to train: give at least one plan and one seed")
+    if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):
+        raise FissileError(
+            "training needs a matrix of samples and one label for each; got shapes "
+            f"{tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    if weights is not None and weights.shape != y.shape:
+        raise FissileError(f"{len(weights)} weights were given for {len(y)} samples")
+    classes = max(2, outputs)
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        raise FissileError(f"labels must be whole numbers from 0 to {classes - 1}")
 
 
 @contextmanager
@@ -90,11 +119,12 @@ class _Course:
         self.sides = [torch.cuda.Stream() for _ in range(16)] if x.is_cuda else []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.eager = 0
+        self.ticked = -1.0  # the share of the training at the last tick
 
     def run(self, epochs: int, on_epoch: OnEpoch | None) -> None:
         steps, done = self.stacks[0].steps, 0
         every = max(1, steps // _TICKS)
-        self._tick(0.0, -1.0)
+        self._tick(0.0)
         for epoch in range(epochs):
             # What is left over at the end of an epoch is another rest every time.
             for rows in order(self.seeds, epoch, len(self.x)).split(self.batch, 1):
@@ -104,12 +134,13 @@ class _Course:
                 self._step()
                 done += 1
                 if done % every == 0 or done == steps:
-                    self._tick(done / steps, (done - every) / steps)
+                    self._tick(done / steps)
             if on_epoch is not None:
                 on_epoch(epoch + 1)
 
-    def _tick(self, share: float, before: float) -> None:
-        changed = [stack.tick(share, before) for stack in self.stacks]
+    def _tick(self, share: float) -> None:
+        changed = [tick(stack, share, self.ticked) for stack in self.stacks]
+        self.ticked = share
         if any(changed):
             self.graph, self.eager = None, 0
 
@@ -132,9 +163,10 @@ class _Course:
         x = self.x[self.rows.flatten()].view(*self.rows.shape, -1)
         y = self.targets[self.rows.flatten()].view(*self.rows.shape, -1).mT.contiguous()
         weights = None if self.weights is None else self.weights[self.rows]
+        seen = {rate: self._dropped(x, rate) for rate in {s.plan.dropout for s in self.stacks}}
         if not self.sides:
             for stack in self.stacks:
-                stack.train(x, y, weights)
+                stack.train(seen[stack.plan.dropout], y, weights)
             return
         main = torch.cuda.current_stream()
         for number, stack in enumerate(self.stacks):
@@ -142,9 +174,17 @@ class _Course:
             if number < len(self.sides):
                 side.wait_stream(main)
             with torch.cuda.stream(side):
-                stack.train(x, y, weights)
+                stack.train(seen[stack.plan.dropout], y, weights)
         for side in self.sides[: len(self.stacks)]:
             main.wait_stream(side)
+
+    def _dropped(self, x: Float[Tensor, "seeds batch inputs"], rate: float) -> Tensor:
+        """Hide a share of the inputs: seed and step alone decide which, whatever the company."""
+        if not rate:
+            return x
+        step = self.stacks[0].step.expand(len(self.seeds))
+        kept = noise(hash32(self.seeds, _DROPOUT), step, *x.shape[1:]) >= rate
+        return x * kept / (1 - rate)
 
 
 def _targets(y: Int[Tensor, " samples"], outputs: int) -> Int[Tensor, "samples outputs"]:

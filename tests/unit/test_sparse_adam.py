@@ -1,0 +1,135 @@
+"""Adam on weights that may not all exist; without a GPU its kernel runs in Triton's interpreter."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fissile.sparse.adam import Moments, Rates, _on_gpu, _plain, adam, unbiased
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LR, DECAY, L1 = [1e-2, 3e-3, 0.3], [0.0, 0.5, 0.1], [1e-2, 0.0, 1e-3]
+STEPS = 6
+
+
+def rates_at(step, device="cpu"):
+    unbias = [1 - 0.9**step, 1 - 0.999**step]
+    return Rates(*(torch.tensor(one, device=device) for one in (LR, DECAY, L1, unbias)))
+
+
+def drawn(*shape, masked, seed=0, device="cpu"):
+    """Return weights, moments of zero, a mask or None, and the gradients of every step."""
+    torch.manual_seed(seed)
+    mask = torch.rand(3, *shape) < 0.4 if masked else None
+    weight = torch.randn(3, *shape) * (1 if mask is None else mask)
+    # From large to so small that eps decides.
+    gradients = torch.randn(STEPS, 3, *shape) * 10 ** torch.empty(3, *shape).uniform_(-9, 2)
+    gradients[:, :, 0] = 0
+    moments = Moments(*(torch.zeros_like(weight, device=device) for _ in range(2)))
+    mask = None if mask is None else mask.to(device)
+    return weight.to(device), moments, mask, gradients.to(device)
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (7,)])
+def test_without_a_mask_it_is_adamw(shape):
+    weight, moments, _, gradients = drawn(*shape, masked=False)
+    ours = [one.clone().requires_grad_() for one in weight]
+    theirs = [
+        torch.optim.AdamW([one], lr=lr, weight_decay=decay)
+        for one, lr, decay in zip(ours, LR, DECAY, strict=True)
+    ]
+    for step, gradient in enumerate(gradients, 1):
+        adam(weight, gradient, moments, None, rates_at(step))
+        for number, (one, optimizer) in enumerate(zip(ours, theirs, strict=True)):
+            one.grad = gradient[number].clone()
+            optimizer.step()
+            state = optimizer.state[one]
+            torch.testing.assert_close(weight[number], one.detach(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(moments.mean[number], state["exp_avg"])
+            torch.testing.assert_close(moments.square[number], state["exp_avg_sq"])
+
+
+def test_what_does_not_exist_stays_zero_and_the_rest_does_not_notice():
+    weight, moments, mask, gradients = drawn(4, 5, masked=True)
+    free, free_moments = weight.clone(), Moments(*(torch.zeros_like(weight) for _ in range(2)))
+    for step, gradient in enumerate(gradients, 1):
+        adam(weight, gradient, moments, mask, rates_at(step))
+        adam(free, gradient, free_moments, None, rates_at(step))
+        for one in (weight, *moments):
+            assert not one[~mask].any()
+    assert torch.equal(weight[mask], free[mask])
+    assert torch.equal(moments.square[mask], free_moments.square[mask])
+
+
+def test_means_are_unbiased_to_the_last_bit_of_a_float():
+    expected = [[1 - 0.9**step, 1 - 0.999**step] for step in range(1, 21)]
+    torch.testing.assert_close(unbiased(20), torch.tensor(expected), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("way", [_plain, _on_gpu])
+def test_momentum_does_not_revive_a_weight_that_went(way):
+    weight, moments, _, gradients = drawn(4, 5, masked=False, device=DEVICE)
+    way(weight, gradients[0], moments, None, rates_at(1, DEVICE), False)
+    mask = torch.zeros_like(weight, dtype=torch.bool)
+    mask[0, 1] = True
+    way(weight, gradients[1], moments, mask, rates_at(2, DEVICE), False)
+    assert moments.mean[~mask].any()
+    assert torch.equal(weight != 0, mask)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_penalty_shrinks_towards_zero_in_adams_metric(masked):
+    weight, moments, mask, gradients = drawn(6, 7, masked=masked)
+    lr, penalty = (torch.tensor(one).view(3, 1, 1) for one in (LR, L1))
+    vanished = 0
+    for step, gradient in enumerate(gradients, 1):
+        smooth, seen = weight.clone(), Moments(*(one.clone() for one in moments))
+        adam(smooth, gradient, seen, mask, rates_at(step))
+        adam(weight, gradient, moments, mask, rates_at(step), l1=True)
+        curved = (seen.square.double() / (1 - 0.999**step)).sqrt() + 1e-8
+        threshold = lr * penalty / curved
+        expected = torch.nn.functional.relu(smooth - threshold) - torch.nn.functional.relu(
+            -smooth - threshold
+        )
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-4, atol=1e-5)
+        assert all(torch.equal(one, other) for one, other in zip(moments, seen, strict=True))
+        vanished += int(((weight == 0) & (smooth != 0)).sum())
+    assert vanished
+    assert torch.equal(weight[1], smooth[1])  # whose penalty is zero
+
+
+# Several blocks, of which networks begin in the middle; and less than one.
+@pytest.mark.parametrize("shape", [(23, 57), (3,)])
+@pytest.mark.parametrize("l1", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_kernel_makes_the_same_steps(masked, l1, shape):
+    weight, moments, mask, gradients = drawn(*shape, masked=masked, device=DEVICE)
+    plain, plain_moments = weight.clone(), Moments(*(one.clone() for one in moments))
+    for step, gradient in enumerate(gradients, 1):
+        rates = rates_at(step, DEVICE)
+        _plain(plain, gradient, plain_moments, mask, rates, l1)
+        _on_gpu(weight, gradient, moments, mask, rates, l1)
+    assert weight.abs().max() > 0.1
+    torch.testing.assert_close(weight, plain, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(moments.square, plain_moments.square, rtol=1e-5, atol=0)
+    # Gradients cancel in the mean: it is as exact as they are large.
+    size = plain_moments.square.sqrt()
+    assert ((moments.mean - plain_moments.mean).abs() <= 1e-5 * size).all()
+    if mask is not None:
+        assert not any(one[~mask].any() for one in (weight, *moments))
+
+
+def test_the_kernel_takes_gradients_that_do_not_lie_in_a_row():
+    weight, moments, mask, gradients = drawn(6, 6, masked=True, device=DEVICE)
+    plain, plain_moments = weight.clone(), Moments(*(one.clone() for one in moments))
+    gradient = gradients[0].mT
+    assert not gradient.is_contiguous()
+    _plain(plain, gradient, plain_moments, mask, rates_at(1, DEVICE), False)
+    _on_gpu(weight, gradient, moments, mask, rates_at(1, DEVICE), False)
+    torch.testing.assert_close(weight, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_importing_it_leaves_triton_alone():
+    code = "import sys, fissile.sparse; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
