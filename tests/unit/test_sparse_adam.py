@@ -133,3 +133,24 @@ def test_the_kernel_takes_gradients_that_do_not_lie_in_a_row():
 def test_importing_it_leaves_triton_alone():
     code = "import sys, fissile.sparse; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_fused_step_is_the_plain_one(masked):
+    torch.manual_seed(0)
+    weight = torch.randn(3, 5, 7)
+    mask = torch.rand(3, 5, 7) > 0.5 if masked else None
+    weight = weight if mask is None else weight * mask
+    ways = [[weight.clone(), Moments(torch.zeros(3, 5, 7), torch.zeros(3, 5, 7))] for _ in range(2)]
+    lr, decay = torch.tensor([1e-3, 1e-2, 0.0]), torch.tensor([0.3, 0.0, 0.1])
+    for number, unbias in enumerate(unbiased(4)):
+        gradient = torch.randn(3, 5, 7)
+        for (one, moments), step in zip(ways, (None, torch.tensor([number + 1.0])), strict=True):
+            rates = Rates(lr, decay, torch.zeros(3), unbias, step)
+            adam(one, gradient, moments, mask, rates)
+    (plain, first), (fused, second) = ways
+    torch.testing.assert_close(plain, fused)
+    torch.testing.assert_close(first, second)
+    assert not torch.equal(plain, weight)
+    if mask is not None:
+        assert (fused[~mask] == 0).all()

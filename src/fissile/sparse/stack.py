@@ -180,9 +180,10 @@ class Stack:
     def _update(self, gradients: dict[str, Tensor]) -> None:
         lr, unbias = (one.index_select(0, self.step)[0] for one in (self.rates, self.unbias))
         self.step += 1
+        step = None if self.step.is_cuda else self.step.float()
         for name, weight in self.weights.items():
             decay = self.decay if name in self.masks else self.still  # biases do not decay
-            rates = Rates(lr, decay, self.penalty, unbias)
+            rates = Rates(lr, decay, self.penalty, unbias, step)
             penalised = self.plan.l1 and name == "direct"
             mask = self.masks.get(name)
             adam(weight, gradients[name], self.moments[name], mask, rates, l1=penalised)
