@@ -13,7 +13,7 @@ from fissile.lab.frame import after, table
 from fissile.lab.plots import draw
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Study
-from fissile.lab.trial import Sampling, Work
+from fissile.lab.trial import Contender, Sampling, Work
 
 MEASURES = (
     "accuracy", "best", "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions",
@@ -30,14 +30,21 @@ def invented(work: Work, random: np.random.Generator) -> dict[str, float]:
             found |= {f"{name}_{end}": random.uniform(0.1, 0.9) for end in ("simulated", "approx")}
             found[f"{name}_bound"] = random.uniform(-4, 0.5)
         return found
+    if isinstance(work, Contender):
+        found = {"accuracy": 0.6 + 0.02 * np.log(work.budget) + random.normal(0, 0.02)}
+        return found | {"nonzeros": float(work.budget)}
     better = 0.04 * work.arm.alpha
     found = {name: 0.5 + better + random.normal(0, 0.02) for name in MEASURES}
     return found | {"nonzeros": 40.0 * work.neurons}
 
 
 def frame_of(study: Study, scale: str = "") -> pandas.DataFrame:
-    """Return a table of invented trials; where lines are fitted through its cells, of more."""
-    return _frame(study.id, scale or ("quick" if study.id == "interference" else "smoke"))
+    """Return a table of invented trials; where lines are fitted through its cells, of more.
+
+    Of the frontier it is the paper's scale, which alone has every method.
+    """
+    usual = {"interference": "quick", "frontier": "paper", "ablation": "paper"}
+    return _frame(study.id, scale or usual.get(study.id.partition("-")[0], "smoke"))
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 from command import FISSILE, called, spawned
 
 from fissile.lab.store import Run, Store
-from fissile.lab.studies import STUDIES
+from fissile.lab.studies import STUDIES, find
 
 #: The studies that need no data set.
 MADE = [name for name, study in STUDIES.items() if study.data("smoke") is None]
@@ -127,6 +127,11 @@ def test_a_changed_setting_is_another_run(lab, tmp_path):
         (("status",), "there is no store here"),
         (("report",), "there is no store here"),
         (("results", "codes"), "there is no store here"),
+        (
+            ("results", "frontier"),
+            "frontier stands for several studies, and results are of one: fr",
+        ),
+        (("report", "nothing"), "there is no study 'nothing'"),
         (("theory", "--alpha", "0"), "alpha=0"),
         (("theory", "--literals", "30"), "do not divide into clauses"),
     ],
@@ -183,6 +188,8 @@ def test_help_has_examples():
     assert "Begin with" in called("--help").stdout
     for command in ("run", "studies", "status", "results", "report", "theory", "fidelity"):
         assert "Example" in called(command, "--help").stdout
+    for command in ("run", "report"):
+        assert "several at once: frontier or ablation" in called(command, "--help").stdout
 
 
 def test_fidelity_writes_its_tables(lab, tmp_path):
@@ -193,9 +200,20 @@ def test_fidelity_writes_its_tables(lab, tmp_path):
         assert heading in found.read_text()
 
 
-def test_completion_offers_the_studies():
-    env = {"_FISSILE_COMPLETE": "complete_bash", "COMP_WORDS": "fissile run emb", "COMP_CWORD": "2"}
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("run emb", ["embed-neurons", "embed-clauses"]),
+        ("run abl", [*(study.id for study in find(["ablation"])), "ablation"]),
+    ],
+)
+def test_completion_offers_the_studies(words, offered):
+    env = {
+        "_FISSILE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"fissile {words}",
+        "COMP_CWORD": "2",
+    }
     done = subprocess.run(
         [FISSILE], capture_output=True, text=True, env=os.environ | env, timeout=60
     )
-    assert done.stdout.split() == ["embed-neurons", "embed-clauses"]
+    assert done.stdout.split() == offered

@@ -17,7 +17,7 @@ import torch
 from nbclient import NotebookClient
 
 import fissile
-from fissile import split
+from fissile import sparse, split
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -125,9 +125,9 @@ def test_a_line_of_the_table_can_be_made_again():
 
 # Modules whose docstrings show what needs no files, no data and no other program.
 MODULES = (
-    "budget", "chain", "convert", "data.dnf", "draw", "errors", "expand", "files", "kmeans",
-    "layers", "measure", "network", "order", "pattern", "recipe", "rewire", "split", "summary",
-    "surgery", "theory", "train",
+    "allocation", "budget", "chain", "convert", "data.dnf", "draw", "errors", "expand", "files",
+    "kmeans", "layers", "measure", "network", "order", "pattern", "recipe", "rewire", "sparse",
+    "split", "summary", "surgery", "theory", "train",
 )  # fmt: skip
 
 
@@ -160,6 +160,7 @@ def setting():
         "drawer": fissile.draw.drawer, "Recipe": fissile.train.Recipe, "fit": fissile.train.fit,
         "model": dense, "dense": dense, "wide": fissile.expand(dense, 2),
         "adam": torch.optim.Adam(dense.parameters()), "x": x, "y": y, "batches": [(x, y)],
+        "x_test": x, "y_test": y,
         "loss": fissile.train.task_loss, "w1": torch.rand(4, 8), "w2": torch.rand(2, 4),
         "bert": torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict(layers)}),
     }  # fmt: skip
@@ -170,6 +171,8 @@ def test_an_example_in_a_docstring_runs(test, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = setting()
     fissile.save(names["wide"], "wide.safetensors")
+    if test.name.startswith("fissile.sparse."):  # whose names are not all those of fissile
+        names |= vars(sparse) | {"plan": sparse.Plan(400, direct=True), "seeds": [0, 1]}
     module = vars(sys.modules[test.globs["__name__"]])
     test.globs = names | {key: value for key, value in module.items() if key[:2] != "__"}
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -9,7 +9,7 @@ import pytest
 
 from fissile.lab.frame import ARM
 from fissile.lab.results import judged
-from fissile.lab.studies import STUDIES
+from fissile.lab.studies import STUDIES, find
 from fissile.lab.studies.sparsity import MOVES
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +28,12 @@ def claims_of(name):
         return [row for row in csv.DictReader(file) if row["study"] == name]
 
 
-#: Studies whose data cannot be redistributed, and those that were run with fewer trials.
+#: Studies whose data cannot be redistributed, those whose results are kept by docs/frontier.md, and
+#: those that were run with fewer trials.
 WITHOUT_DATA = {"imagenet100", "imagenet1k"}
+ELSEWHERE = {study.id for study in find(["frontier", "ablation"])}
 TRIALS = {"cnn-256": 3, "cnn-512": 3}
-SHOWN = {name: study for name, study in STUDIES.items() if name not in WITHOUT_DATA}
+SHOWN = {name: study for name, study in STUDIES.items() if name not in WITHOUT_DATA | ELSEWHERE}
 
 
 @pytest.mark.parametrize("study", SHOWN.values(), ids=SHOWN)

@@ -17,7 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from fissile.lab.frame import cells, pick
+from fissile.lab.methods import METHODS
 from fissile.lab.plots import draw, numbers
+from fissile.lab.plots import methods as method_looks
 from fissile.lab.plots.heat import written
 from fissile.lab.plots.style import look, wrapped
 from fissile.lab.stats import LEVEL, line
@@ -235,6 +237,49 @@ def test_arms_differ_without_colour_too() -> None:
         "dense", "clause split, α = 4", "random split, α = 2", "Gram split, α = 4",
     ]  # fmt: skip
     assert look("halves-8").label == "halves split, α = 8"
+
+
+@pytest.mark.parametrize("name", ["frontier-coarse", "ablation-coarse"])
+def test_methods_differ_without_colour_too_and_the_recipe_is_bold(name: str, drawn) -> None:
+    arms = {arm for row in STUDIES[name].figure for panel in row for arm in panel.arms}
+    looks = [look(arm) for arm in arms]
+    assert len({(one.marker, one.filled, str(one.line)) for one in looks}) == len(arms) > 14
+    assert all("split, α" not in one.label for one in looks)
+    assert [one.label for one in looks if one.bold] == ["recipe"]
+    words = {text.get_text(): text for text in drawn[name].legends[0].get_texts()}
+    assert {label for label, text in words.items() if text.get_weight() == "bold"} == {"recipe"}
+    curves = {bars.get_label(): bars.lines[0] for bars in drawn[name].axes[0].containers}
+    thick = curves.pop("recipe").get_linewidth()
+    assert all(one.get_linewidth() < thick for one in curves.values())
+
+
+def test_every_method_has_a_look_of_its_own() -> None:
+    assert set(method_looks.METHODS) | {"dense"} == set(METHODS)
+    assert len({one.label for one in method_looks.METHODS.values()}) == len(METHODS) - 1
+
+
+def test_a_logarithmic_axis_has_its_ticks_at_the_budgets(drawn) -> None:
+    (axes,) = drawn["frontier-coarse"].axes
+    assert axes.get_xscale() == "log"
+    assert [one.get_text() for one in axes.get_xticklabels()] == [
+        "1,086", "2,685", "6,416", "16,010", "39,995", "100,224",
+    ]  # fmt: skip
+    assert len(axes.get_xticks(minor=True)) == 0
+
+
+def test_an_axis_begins_below_the_arm_it_names_but_hides_no_arm_wholly() -> None:
+    study, frame = STUDIES["frontier-coarse"], frame_of(STUDIES["frontier-coarse"])
+    part = frame[frame["arm"].isin(["recipe", "dense", "l1"])]
+
+    def begins(flat: float) -> float:
+        others = np.where(part["arm"] == "l1", flat, 10.0 + part["neurons"] * 0.4)  # dense: to 85
+        accuracy = np.where(part["arm"] == "recipe", 80.0, others)
+        figure = draw(study, part.assign(accuracy=accuracy))
+        assert figure is not None
+        return figure.axes[0].get_ylim()[0]
+
+    assert 79 < begins(82.0) < 80
+    assert 25 < begins(30.0) < 30
 
 
 def test_long_names_break_into_lines_of_one_length() -> None:

@@ -314,7 +314,7 @@ def test_what_the_networks_saw_is_named_if_it_is_not_the_paper_s(tmp_path):
     assert results.foreign == "generated"
     assert "generated" in results.note
     encoded = curved(tmp_path / "other", {"encoder": "timm:resnet18"})
-    assert encoded.foreign == "timm:resnet18"
+    assert encoded.foreign == "generated through timm:resnet18"
     assert encoded.run.told == {"data": "generated"}
 
 

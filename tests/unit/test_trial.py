@@ -14,6 +14,7 @@ from fissile.lab.study import SCALES
 from fissile.lab.trial import (
     Arm,
     Boolean,
+    Contender,
     Features,
     Images,
     Sampling,
@@ -170,6 +171,10 @@ def test_the_papers_grid():
     assert {w.warm_up for w in paper["codes"]} == {w.fine_tune for w in paper["codes"]} == {1000}
     special = ("codes", "theory", "timing")
     others = [w for name, works in paper.items() if name not in special for w in works]
+    assert {w.epochs for w in others if isinstance(w, Contender)} == {
+        50
+    }  # as long as others, in all
+    others = [w for w in others if isinstance(w, Trial)]
     assert {(w.warm_up, w.fine_tune) for w in others} == {(25, 25)}
     assert {w.recipe for w in others} == {Recipe(lr=1e-3, batch=64, l1=1e-7, l2=1e-5)}
     assert len(paper["superposition"]) == 8 * 8 * 5 * 5

@@ -29,7 +29,7 @@ from fissile.lab.progress import Bar
 from fissile.lab.results import Results, latest, load, readable
 from fissile.lab.run import run as run_trials
 from fissile.lab.store import Run, Store
-from fissile.lab.studies import STUDIES, find
+from fissile.lab.studies import SEVERAL, STUDIES, find
 from fissile.lab.study import SCALES, Study
 from fissile.lab.trial import Work
 
@@ -49,12 +49,15 @@ Format = Enum("Format", {name: name for name in ("csv", "json", "parquet")}, typ
 
 
 def _complete(incomplete: str) -> list[str]:
-    return [name for name in (*STUDIES, "all") if name.startswith(incomplete)]
+    return [name for name in (*STUDIES, *SEVERAL) if name.startswith(incomplete)]
 
 
-Ids = Annotated[
-    list[str], typer.Argument(help="Studies, or all of them: all.", autocompletion=_complete)
-]
+def _complete_one(incomplete: str) -> list[str]:
+    return [name for name in STUDIES if name.startswith(incomplete)]
+
+
+_NAMES = "Studies; several at once: frontier or ablation, on every data set; or all of them: all."
+Ids = Annotated[list[str], typer.Argument(help=_NAMES, autocompletion=_complete)]
 Out = Annotated[Path, typer.Option(help="The folder of the store.", envvar="FISSILE_LAB")]
 Jobs = Annotated[
     int | None,
@@ -83,7 +86,8 @@ def studies(out: Out = _OUT) -> None:
     epilog="Examples: fissile run superposition --scale quick · "
     "fissile run all --scale paper --device cuda · fissile run capacity --set train=5000 · "
     "fissile run cifar100 --data PATH --set data=cifar100-efficientnet-lite2 · "
-    "fissile run cnn-256 --device cuda --only neurons=4,8 --for 20"
+    "fissile run cnn-256 --device cuda --only neurons=4,8 --for 20 · "
+    "fissile run frontier --scale quick"
 )
 def run(
     ids: Ids,
@@ -120,7 +124,7 @@ def run(
     if data is not None:
         _look_in(data)
     runs = [_wanted(study, scale.value, trials, changed) for study in chosen]
-    runs = _with_data(runs, skip="all" in ids)
+    runs = _with_data(runs, skip=not set(SEVERAL).isdisjoint(ids))
     # A setting that only some studies have changes those; one that none has is a mistake.
     for name in set(changed) - {name for one in runs for name in one.changes}:
         chosen[0].works(scale.value, trials, {name: changed[name]})
@@ -171,7 +175,7 @@ def status(out: Out = _OUT) -> None:
     "fissile results superposition --format parquet --to gains.parquet"
 )
 def results(
-    study: Annotated[str, typer.Argument(help="A study.", autocompletion=_complete)],
+    study: Annotated[str, typer.Argument(help="A study.", autocompletion=_complete_one)],
     format: Annotated[Format, typer.Option(help="csv, json or parquet.")] = "csv",  # type: ignore[assignment]
     to: Annotated[Path | None, typer.Option(help="A file; by default the terminal.")] = None,
     scale: SomeScale = None,
@@ -180,7 +184,11 @@ def results(
     """Print a study's results: one row per setting, arm, trial and measure."""
     from fissile.lab.frame import tidy
 
-    find([study])
+    if len(find([study])) > 1:
+        raise FissileError(
+            f"{study} stands for several studies, and results are of one: "
+            f"{', '.join(one.id for one in find([study]))}"
+        )
     with _store(out, create=False) as store:
         runs = latest(store, [study], scale.value if scale else None)
         found = load(store, runs[0]) if runs else None
@@ -189,8 +197,14 @@ def results(
     _write(tidy(found.frame), format.value, to)
 
 
-@app.command(epilog="Example: fissile report --out fissile-lab --to report")
+@app.command(
+    epilog="Examples: fissile report --out fissile-lab --to report · fissile report frontier"
+)
 def report(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"{_NAMES} By default, whatever has run.", autocompletion=_complete),
+    ] = None,
     to: Annotated[
         Path | None, typer.Option(help="A folder; by default report in the store's.")
     ] = None,
@@ -200,8 +214,10 @@ def report(
     """Write one HTML page with every claim, figure and table, and the figures beside it."""
     from fissile.lab.report import write
 
+    wanted = ids or []
+    find(wanted)
     with _store(out, create=False) as store:
-        page = write(store, to or out / "report", scale=scale.value if scale else None)
+        page = write(store, to or out / "report", ids=wanted, scale=scale.value if scale else None)
     typer.echo(f"The report is in {page}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from fissile.data.sets import Labelled
 from fissile.lab.classifier import load
 from fissile.lab.contender import SEARCHED, Contender
 from fissile.lab.task import HELD_OUT
-from fissile.shapes import Float, Int
+from fissile.shapes import Bool, Float, Int
 from fissile.sparse import Plan, train
 
 __all__ = ["contest"]
@@ -40,15 +41,23 @@ def contest(
     for one in contenders:
         cell = cells.index(one.network())
         _, setting, held_out = chosen[cell]
-        accuracy, nonzeros = (float(t[numbers.index(one.number), cell]) for t in tested)
+        accuracy, nonzeros, sound = (float(t[numbers.index(one.number), cell]) for t in tested)
         measures[one] = {
             "accuracy": accuracy,
             "nonzeros": nonzeros,
             "setting": float(setting),
             "held_out": held_out,
-            "diverged": 0.0,
+            "diverged": 1.0 - sound,
         }
     return measures
+
+
+class _Tested(NamedTuple):
+    """What networks came to: a row for every seed, a column for every plan."""
+
+    accuracy: Float[Tensor, "seeds plans"]
+    nonzeros: Int[Tensor, "seeds plans"]
+    sound: Bool[Tensor, "seeds plans"]  # it has not diverged
 
 
 class _Arena:
@@ -62,7 +71,7 @@ class _Arena:
         """Return, for every cell, its best setting's plan and number, and how well it did."""
         found = [cell.plans for cell in cells]
         flat = [plan for plans in found for plan in plans]
-        accuracy = self._trained(flat, SEARCHED, data, 0.5)[0].mean(0)
+        accuracy = self._trained(flat, SEARCHED, data, 0.5).accuracy.mean(0)
         best, begin = [], 0
         for plans in found:
             own = accuracy[begin : begin + len(plans)]
@@ -74,19 +83,20 @@ class _Arena:
     def tested(
         self, cells: Sequence[Contender], plans: Sequence[Plan], numbers: Sequence[int],
         data: Labelled,
-    ) -> tuple[Float[Tensor, "numbers cells"], Float[Tensor, "numbers cells"]]:  # fmt: skip
-        """Train the chosen plans on all training samples; return test accuracies and non-zeros."""
-        accuracy, nonzeros = self._trained(plans, numbers, data, 0.5)
+    ) -> _Tested:  # fmt: skip
+        """Train the chosen plans on all training samples, and test what came of them."""
+        tested = self._trained(plans, numbers, data, 0.5)
         budgets = torch.tensor([cell.budget for cell in cells])
-        assert bool((nonzeros <= budgets).all()), "a budget was exceeded"
-        return accuracy, nonzeros
+        assert bool((tested.nonzeros <= budgets).all()), "a budget was exceeded"
+        return tested
 
     def _trained(
         self, plans: Sequence[Plan], seeds: Sequence[int], data: Labelled, share: float
-    ) -> tuple[Tensor, Tensor]:
+    ) -> _Tested:
         x, y, x_test, y_test = _arrays(data, self.device)
         accuracy = torch.zeros(len(seeds), len(plans), dtype=torch.float64)
         nonzeros = torch.zeros(len(seeds), len(plans), dtype=torch.long)
+        sound = torch.zeros(len(seeds), len(plans), dtype=torch.bool)
         stacks = train(
             plans, seeds, x, y, outputs=self.first.task.outputs, epochs=self.first.epochs,
             batch=self.first.batch, device=self.device, on_epoch=self._tell(share),
@@ -94,8 +104,9 @@ class _Arena:
         for stack, places in stacks:
             accuracy[:, places] = stack.accuracy(x_test, y_test).cpu()
             nonzeros[:, places] = stack.nonzeros().cpu()
+            sound[:, places] = stack.finite().cpu()
         self.before += share
-        return accuracy, nonzeros
+        return _Tested(accuracy, nonzeros, sound)
 
     def _tell(self, share: float) -> Callable[[int], None]:
         def tell(epoch: int) -> None:

@@ -16,7 +16,7 @@ from fissile.lab.frame import after, table
 from fissile.lab.store import Provenance, Row, Run, Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Study
-from fissile.lab.task import PAPERS_ENCODER
+from fissile.lab.task import PAPERS_ENCODER, source
 from fissile.lab.trial import Contender, Trial, Work
 
 if TYPE_CHECKING:
@@ -96,9 +96,13 @@ class Results:
         usual = self.study.data("paper")
         data = getattr(tasks[0], "data", None) if tasks else None
         encoder = str(tasks[0].columns().get("encoder", "none")) if tasks else "none"
-        if data == usual and encoder in ("none", PAPERS_ENCODER):
+        if data is None or (data == usual and encoder in ("none", PAPERS_ENCODER)):
             return ""
-        return str(data) if encoder == "none" else encoder
+        if encoder == "none":
+            return str(data)
+        # Features of the same samples and classes are told apart by their encoder alone.
+        alike = usual is not None and source(data) == source(usual)
+        return encoder if alike else f"{source(data)} through {encoder}"
 
     @property
     def note(self) -> str:

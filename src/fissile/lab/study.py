@@ -53,6 +53,7 @@ class Lines:
     stars: tuple[str, ...] = ()
     baseline: float | None = None  # where the dense network would lie, drawn as a dashed line
     log: bool = False  # the axis below
+    above: str = ""  # an arm: the axis begins a little below it, and others may come from below
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ __all__ = [
     "Images",
     "Task",
     "one_of",
+    "source",
     "task_from",
 ]
 
@@ -202,6 +203,16 @@ def _known(name: str, axes: int = 0) -> Entry:
     if name not in fit:
         raise FissileError(f"data={name!r} cannot be used here; give one of {', '.join(fit)}")
     return ENTRIES[name]
+
+
+def source(data: str) -> str:
+    """Return the images or texts that a set's features were made of, or its own name.
+
+    >>> source("cifar100-coarse-clip"), source("generated")
+    ('cifar100-coarse', 'generated')
+    """
+    raw = [one.name for one in ENTRIES.values() if one.kind in ("images", "text")]
+    return max((name for name in raw if f"{data}-".startswith(f"{name}-")), key=len, default=data)
 
 
 def task_from(spec: dict[str, Any]) -> Task:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil, log2
+from math import ceil, log2, log10
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,10 +42,7 @@ def lines(axes: Axes, panel: Lines, table: DataFrame) -> None:
         # The star of the upper arm is the upper one, which says in grey whose it is.
         for height, arm in enumerate(cell.sort_values("mean")["arm"]):
             _star(axes, float(at), top, height, arm)
-    _along(axes, panel.along, table[panel.along])
-    if panel.log:
-        axes.set_xscale("log")
-        axes.xaxis.minorticks_off()
+    _along(axes, panel.along, table[panel.along], log=panel.log)
 
 
 def _above(panel: Lines, table: DataFrame, at: float) -> float:
@@ -77,7 +74,18 @@ def limits(shown: Sequence[tuple[Lines, DataFrame]]) -> tuple[float, float]:
         error = table["error"].fillna(0)
         seen += [*(table["mean"] - error), *(table["mean"] + error)]
     stars = any(len(starred(panel, table)) for panel, table in shown)
-    return _roomy(min(seen), max(seen), 0.24 if stars else 0.07)
+    low = min(_lowest(shown), default=min(seen))
+    return _roomy(low, max(seen), 0.24 if stars else 0.07)
+
+
+def _lowest(shown: Sequence[tuple[Lines, DataFrame]]) -> list[float]:
+    """Return where each panel that names an arm to begin with begins: no arm is hidden wholly."""
+    found = []
+    for panel, table in shown:
+        own = table.loc[table["arm"] == panel.above, "mean"]
+        if len(own):
+            found.append(float(min(own.min(), table.groupby("arm")["mean"].max().min())))
+    return found
 
 
 def _roomy(low: float, high: float, above: float) -> tuple[float, float]:
@@ -150,17 +158,27 @@ def _logarithmic(axes: Axes) -> None:
 # --- the axis below
 
 
-def _along(axes: Axes, name: str, values: Sequence[float], *, doubling: bool = False) -> None:
+def _along(
+    axes: Axes, name: str, values: Sequence[float], *, doubling: bool = False, log: bool = False
+) -> None:
     """Name the axis and put a tick at every value there is, a label where there is room."""
     found = sorted({float(value) for value in values})
     places = found
-    if doubling and found[0] > 0 and len({high / low for low, high in pairwise(found)}) == 1:
+    if log:
+        axes.set_xscale("log")
+        axes.xaxis.minorticks_off()
+        places = [log10(value) for value in found]
+    elif doubling and found[0] > 0 and len({high / low for low, high in pairwise(found)}) == 1:
         axes.set_xscale("log", base=2)
         axes.xaxis.minorticks_off()
         places = [log2(value) for value in found]
     kept = ticks(found, places, axes.bbox.width / axes.figure.dpi)
-    axes.set_xticks(found, [f"{value:g}" if value in kept else "" for value in found])
+    axes.set_xticks(found, [_written(value) if value in kept else "" for value in found])
     axes.set_xlabel(named(name))
+
+
+def _written(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:g}"
 
 
 def ticks(values: Sequence[float], places: Sequence[float], inches: float) -> list[float]:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import ceil, lcm
 from typing import TYPE_CHECKING, Any
 
 from fissile.lab.plots import curves, growth
 from fissile.lab.plots.data import Pictures, points
 from fissile.lab.plots.heat import heats
-from fissile.lab.plots.legend import legend
+from fissile.lab.plots.legend import across_many, legend
 from fissile.lab.plots.matrices import matrices, pictured
-from fissile.lab.plots.style import COLUMN, FULL, LETTERS, alpha_of, named, styled, wrapped
+from fissile.lab.plots.style import (
+    COLUMN,
+    FULL,
+    LETTERS,
+    MANY,
+    alpha_of,
+    named,
+    styled,
+    wrapped,
+)
 from fissile.lab.study import (
     Curves,
     Equivalence,
@@ -109,7 +118,8 @@ def _laid_out(
 
     heights = [_height(row, pictures) for row in panels]
     alone = sum(map(len, panels)) == 1 and not isinstance(panels[0][0], Matrices)
-    size = (COLUMN if alone else FULL, sum(heights) + _LEGEND)
+    arms = len({arm for row in panels for one in row for arm in getattr(one, "arms", ())})
+    size = (COLUMN if alone and arms <= MANY else FULL, sum(heights) + _below(arms))
     figure = Figure(figsize=size, layout="constrained")
     columns = lcm(*map(len, panels))
     grid = figure.add_gridspec(len(panels), columns, height_ratios=heights)
@@ -118,6 +128,11 @@ def _laid_out(
         wide = columns // len(row)
         places.append([grid[number, i * wide : (i + 1) * wide] for i in range(len(row))])
     return figure, places
+
+
+def _below(arms: int) -> float:
+    """Return the inches that a legend takes; many arms also deserve a higher panel."""
+    return _LEGEND if arms <= MANY else _LEGEND + 0.6 + 0.14 * ceil(arms / across_many(arms))
 
 
 def _height(row: Sequence[Panel], pictures: Pictures) -> float:

@@ -10,12 +10,14 @@ from typing import Any
 
 from fissile.errors import needs
 from fissile.lab.frame import labelled
+from fissile.lab.plots.methods import METHODS
 
 __all__ = [
     "BASELINE",
     "COLUMN",
     "FULL",
     "LETTERS",
+    "MANY",
     "STAR",
     "Look",
     "alpha_of",
@@ -30,6 +32,8 @@ __all__ = [
 COLUMN, FULL = 3.25, 6.75
 #: How long a name beside a panel may be: as long as the panel is high.
 LETTERS = 27
+#: More arms than this need the whole width of the paper and a legend of several rows.
+MANY = 10
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _BLUE, _VERMILLION, _GREEN, _PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -83,6 +87,7 @@ class Look:
     line: Any
     filled: bool = True
     size: float = 3.6
+    bold: bool = False  # above all others, and thicker
 
     @property
     def points(self) -> dict[str, Any]:
@@ -98,7 +103,8 @@ class Look:
     @property
     def curve(self) -> dict[str, Any]:
         """What draws the markers and the line through them."""
-        return self.points | {"linestyle": self.line}
+        bold = {"linewidth": 2.0, "zorder": 4} if self.bold else {}
+        return self.points | {"linestyle": self.line} | bold
 
 
 _SPLITS = {
@@ -134,9 +140,14 @@ def look(arm: str) -> Look:
 
     >>> look("clause-4").label
     'clause split, α = 4'
+
+    Methods of the frontier, which are no splits, have looks of their own.
     """
     if arm == "dense":
         return _DENSE
+    if arm in METHODS:
+        drawn = METHODS[arm]
+        return Look(*drawn[:5], size=4.4 if drawn.bold else 3.6, bold=drawn.bold)
     split, alpha = arm.rpartition("-")[0] or arm, alpha_of(arm)
     colour, marker = _SPLITS.get(split, (_PURPLE, "v"))
     name = _NAMES.get(split, f"{split} split")

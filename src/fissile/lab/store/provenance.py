@@ -40,11 +40,14 @@ class Provenance:
 def _commit() -> str:
     """Return the commit of the source tree, if this is one, marked if files were changed.
 
-    A tree that was copied somewhere without its history has it in ``FISSILE_COMMIT``, or not.
+    A tree that was copied somewhere without its history, or beside another one, has it in
+    ``FISSILE_COMMIT``.
     """
     root = Path(fissile.__file__).resolve().parents[2]
+    if told := os.environ.get("FISSILE_COMMIT"):
+        return told
     if not (root / ".git").exists():
-        return os.environ.get("FISSILE_COMMIT", "")
+        return ""
     git = ["git", "--no-optional-locks", f"--git-dir={root / '.git'}", f"--work-tree={root}"]
     asked = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

@@ -26,7 +26,7 @@ from fissile.lab.studies.superposition import SUPERPOSITION
 from fissile.lab.studies.theory import THEORY
 from fissile.lab.study import Study
 
-__all__ = ["STUDIES", "find"]
+__all__ = ["SEVERAL", "STUDIES", "find"]
 
 #: In the order of the paper.
 STUDIES: dict[str, Study] = {
@@ -65,8 +65,14 @@ STUDIES: dict[str, Study] = {
 }
 
 
+#: What stands for more than one study on the command line.
+SEVERAL = (*FRONTIER, "all")
+
+
 def find(ids: Iterable[str]) -> list[Study]:
-    """Return the studies with these ids; ``all`` stands for every one, ``frontier`` for its five.
+    """Return the studies with these ids; ``all`` stands for every one.
+
+    ``frontier`` and ``ablation`` stand for five each, one on every data set.
 
     >>> [study.id for study in find(["capacity", "cosine"])]
     ['capacity', 'cosine']
@@ -75,7 +81,8 @@ def find(ids: Iterable[str]) -> list[Study]:
     for name in (one for asked in ids for one in FRONTIER.get(asked, (asked,))):
         if name != "all" and name not in STUDIES:
             raise FissileError(
-                f"there is no study {name!r}; there are {', '.join(STUDIES)}, or all of them: all"
+                f"there is no study {name!r}; there are {', '.join(STUDIES)}, several at once: "
+                f"{', '.join(FRONTIER)}, or all of them: all"
             )
         found |= STUDIES if name == "all" else {name: STUDIES[name]}
     return list(found.values())
