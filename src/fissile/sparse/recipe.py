@@ -1,4 +1,4 @@
-"""The recipe we recommend: where a budget of non-zeros buys most, as the study ``frontier`` found.
+"""The recipe we recommend: the best, or level with it, at most points of the study ``frontier``.
 
 A linear classifier, alone or beside a hidden layer, starts with all its weights and is pruned
 gradually by second-order saliency. Which of six settings is best is tried on held-out samples.
