@@ -61,7 +61,7 @@ def _study(short: str, data: str, title: str, batch: int) -> Study:
         "little below the recipe; what comes from below was lower.",
         scales={
             "smoke": _smoke(data, batch, ("dense", "fpe-4", "l1", OURS)),
-            "quick": _scale(data, batch, 3, _BUDGETS[1:3], ("dense", "fpe-4", "gradual", OURS), 4),
+            "quick": _scale(data, batch, 3, _BUDGETS[1:3], ("dense", "fpe-4", "gradual", OURS), 3),
             "paper": _scale(data, batch, 10, _BUDGETS, every),
         },
         figure=((Lines("budget", "accuracy", every, log=True, above=OURS),),),
