@@ -1,5 +1,7 @@
 """Training sparse networks: gradients, company, the split, and what is left in the end."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -294,6 +296,20 @@ def test_a_split_is_what_expand_makes_of_the_same_network(alpha, split, allocati
         wide = fissile.to_masked(wide, optimizer=adam)
         assert_expanded(stack, number, wide, adam)
         assert stack.nonzeros()[number // 2, number % 2] == fissile.nonzeros(wide).all == 75
+
+
+@pytest.mark.parametrize("guide", ["activation", "gradient"])
+def test_a_guided_split_keeps_inputs_together_that_act_alike(guide):
+    x, y = task(inputs=32)
+    x[:, 1::2] = x[:, ::2]  # every second input is its neighbour's twin
+    plan = Plan(dense_size(6, 32), 6, splits=(SplitAt(2, split=guide),))
+    ((stack, _),) = train([plan, replace(plan, lr=1e-2)], [0, 3], x, y, outputs=CLASSES, epochs=4)
+    assert set(stack.nonzeros().flatten().tolist()) == {dense_size(6, 32)}
+    masks = stack.masks["first"].view(4, 6, 2, 32)
+    ways = masks.unflatten(-1, (-1, 2)).float()
+    torn = (ways[..., 0, :, 0] * ways[..., 1, :, 1]) + (ways[..., 1, :, 0] * ways[..., 0, :, 1])
+    assert torn.sum() == 0
+    assert 0 < masks[:, :, 0].sum() < masks.sum()
 
 
 def dense_size(hidden, inputs=INPUTS, outputs=CLASSES):

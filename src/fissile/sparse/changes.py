@@ -18,10 +18,10 @@ from fissile.layers import children_of, owner_mask
 from fissile.pattern import split_pair
 from fissile.rewire import rewired
 from fissile.sparse.adam import Moments
+from fissile.sparse.guided import deal_of
 from fissile.sparse.masks import alive, effective, within
 from fissile.sparse.plan import Plan, SplitAt
 from fissile.sparse.stack import Stack
-from fissile.split import resolve_split
 
 __all__ = ["tick"]
 
@@ -113,7 +113,9 @@ def _steer(stack: Stack, share: float) -> None:
 
 def _split(stack: Stack, split: SplitAt) -> None:
     first, second, alpha = stack.weights["first"], stack.weights["second"], split.alpha
-    draw, deal = _draw(stack), resolve_split(split.split)
+    deal = deal_of(split.split, stack)
+    # Clusters are found on the processor, wherever the weights are.
+    draw = _draw(stack, stack.device if split.split == "random" else torch.device("cpu"))
     if split.allocation is None:
         owner = deal.deal(first, alpha, draw)
         kept = {"first": owner_mask(owner, alpha) & children_of(stack.masks["first"], alpha, -2)}
@@ -134,12 +136,12 @@ def _split(stack: Stack, split: SplitAt) -> None:
     stack.hear()
 
 
-def _draw(stack: Stack) -> Draw:
+def _draw(stack: Stack, device: torch.device) -> Draw:
     """Return the draw of every seed, the one :func:`fissile.expand` has, for all its plans."""
     draw = seeded(stack.seeds)
 
     def drawn(networks: int, *shape: int) -> Tensor:
-        once = draw(networks // len(stack.plans), *shape).to(stack.device)
+        once = draw(networks // len(stack.plans), *shape).to(device)
         return once.repeat_interleave(len(stack.plans), 0)
 
     return drawn

@@ -1,31 +1,51 @@
 """The recipe we recommend: the best, or level with it, at most points of the study ``frontier``.
 
-A linear classifier, alone or beside a hidden layer, starts with all its weights and is pruned
-gradually by second-order saliency. Which of six settings is best is tried on held-out samples.
+A linear classifier, alone or beside a hidden layer, or a wide hidden layer alone, starts with all
+its weights and is pruned gradually by second-order saliency. Which of six settings is best is tried
+on held-out samples.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from fissile.sparse.plan import Plan, Prune
 
-__all__ = ["LEAST_HIDDEN", "hidden_for", "plans", "within_budget"]
+__all__ = ["LEAST_HIDDEN", "hidden_for", "is_large", "plans", "within_budget"]
 
 #: More neurons than this are not worth their training while the budget is small.
 LEAST_HIDDEN = 128
+#: More than this never were.
+_MOST_HIDDEN = 1024
 _PRUNE = Prune(begin=0.1, end=0.75, saliency="second-order", power=5.0)
-#: How many times the usual hidden neurons beside the linear classifier (0: it is alone); rate,
-#: dropout of inputs, smoothing of labels. All decay by the same share.
-_DECAY = 0.3
-_SETTINGS = (
-    (1, 3e-3, 0.0, 0.1),
-    (0, 1e-2, 0.0, 0.0),
-    (1, 1e-2, 0.2, 0.0),
-    (0, 3e-3, 0.0, 0.1),
-    (1, 1e-3, 0.2, 0.1),
-    (1, 3e-3, 0.0, 0.0),
+
+
+class _Setting(NamedTuple):
+    times: int  # the usual hidden neurons; 0: the linear classifier is alone
+    direct: bool  # with the linear classifier
+    lr: float
+    decay: float
+    dropout: float
+    smooth: float
+
+
+_SMALL = (
+    _Setting(1, True, 3e-3, 0.3, 0.0, 0.1),
+    _Setting(0, True, 1e-2, 0.3, 0.0, 0.0),
+    _Setting(1, True, 1e-2, 0.3, 0.2, 0.0),
+    _Setting(0, True, 3e-3, 0.3, 0.0, 0.1),
+    _Setting(1, True, 1e-3, 0.3, 0.2, 0.1),
+    _Setting(1, True, 3e-3, 0.3, 0.0, 0.0),
 )
-#: Instead of the linear classifier alone, where all of it would not take the budget.
-_LARGE = {1: (4, 1e-3, 0.2, 0.1), 3: (1, 3e-3, 0.2, 0.1)}
+#: Where all of a linear classifier would not take the budget.
+_LARGE = (
+    _Setting(4, True, 1e-3, 0.3, 0.0, 0.1),
+    _Setting(4, False, 1e-3, 0.3, 0.0, 0.1),
+    _Setting(4, True, 1e-3, 0.3, 0.2, 0.0),
+    _Setting(4, True, 3e-3, 1.0, 0.0, 0.1),
+    _Setting(4, False, 3e-3, 1.0, 0.0, 0.1),
+    _Setting(4, False, 3e-3, 1.0, 0.2, 0.1),
+)
 
 
 def within_budget(budget: int, inputs: int, outputs: int) -> int:
@@ -47,6 +67,15 @@ def hidden_for(budget: int, inputs: int, outputs: int) -> int:
     return 1 << (int(wanted) - 1).bit_length()
 
 
+def is_large(budget: int, inputs: int, outputs: int) -> bool:
+    """Return whether all of a linear classifier is within the budget.
+
+    >>> is_large(100_000, inputs=512, outputs=100)
+    True
+    """
+    return budget >= outputs * (inputs + 1)
+
+
 def plans(budget: int, inputs: int, outputs: int) -> list[Plan]:
     """Return the recipe's six plans for a budget, the one to take without trying first.
 
@@ -54,17 +83,17 @@ def plans(budget: int, inputs: int, outputs: int) -> list[Plan]:
     6
     """
     hidden = hidden_for(budget, inputs, outputs)
-    large = _LARGE if budget >= outputs * (inputs + 1) else {}
+    most = max(hidden, _MOST_HIDDEN)
     return [
         Plan(
             budget,
-            times * hidden,
-            direct=True,
+            min(one.times * hidden, most),
+            direct=one.direct,
             prune=_PRUNE,
-            lr=lr,
-            decay=_DECAY,
-            dropout=dropout,
-            smooth=smooth,
+            lr=one.lr,
+            decay=one.decay,
+            dropout=one.dropout,
+            smooth=one.smooth,
         )
-        for times, lr, dropout, smooth in (large.get(i, one) for i, one in enumerate(_SETTINGS))
+        for one in (_LARGE if is_large(budget, inputs, outputs) else _SMALL)
     ]

@@ -57,6 +57,7 @@ class Stack:
         self.listens = any(p.rewire and p.rewire.grow == "gradient" for p in plans)
         for plan in plans:
             _check(plan, inputs, outputs)
+        self.sample = torch.zeros(1, inputs)  # inputs that a guided split may look at
         self._make()
 
     # --- first weights
