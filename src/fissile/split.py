@@ -29,7 +29,6 @@ __all__ = [
     "Random",
     "Split",
     "Structured",
-    "deal_groups",
     "redraw",
     "register_split",
     "resolve_split",
@@ -136,7 +135,7 @@ class Groups(Split):
                 "use fewer children or finer groups"
             )
         labels = torch.tensor(self.groups).expand(*batch, inputs)
-        return deal_groups(labels, count, parents, alpha, draw).to(weight.device)
+        return _deal_groups(labels, count, parents, alpha, draw).to(weight.device)
 
 
 class Blocks(Split):
@@ -177,7 +176,7 @@ class Gram(Split):
                 f"the Gram split needs between alpha={alpha} and {inputs} clusters, not {clusters}"
             )
         labels = kmeans(gram_points(weight.cpu()), clusters, draw)
-        return deal_groups(labels, clusters, parents, alpha, draw).to(weight.device)
+        return _deal_groups(labels, clusters, parents, alpha, draw).to(weight.device)
 
 
 class Overlapping(Random):
@@ -197,7 +196,7 @@ def redraw(
     return choose(noise, mask.sum(-1))
 
 
-def deal_groups(
+def _deal_groups(
     labels: Int[Tensor, "*batch inputs"], count: int, parents: int, alpha: int, draw: Draw
 ) -> Int[Tensor, "*batch parents inputs"]:
     """Deal groups in rounds of alpha, largest first, the largest to the lightest child.

@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fissile
 from fissile.sklearn import FissileClassifier
-from fissile.sklearn.best import Best, scale_of
+from fissile.sklearn.best import Best, plans_for, scale_of
 from fissile.sklearn.samples import can_hold_out
 from fissile.sparse import recipe, train
 from fissile.sparse.module import module_of
@@ -116,9 +116,18 @@ def test_the_best_plan_is_taken_and_of_equals_the_earlier(monkeypatch):
     scores = iter([0.3, 0.7, 0.7, 0.1])
     monkeypatch.setattr(Best, "_score", lambda *_: next(scores))
     found = quick(tries=4).fit(*blobs())
-    plans = recipe.plans(60, 8, 3)
+    plans = plans_for(60, 8, 3, tries=4, steps=12)
     assert found.tried_ == list(zip(plans, [0.3, 0.7, 0.7, 0.1], strict=False))
     assert found.plan_ == plans[1]
+
+
+@pytest.mark.parametrize("budget", [20, 60])
+def test_where_steps_are_few_high_rates_come_first(budget):
+    usual = recipe.plans(budget, 8, 3)
+    assert plans_for(budget, 8, 3, tries=6, steps=3000) == usual
+    hasty = plans_for(budget, 8, 3, tries=6, steps=2999)
+    assert sorted(hasty, key=repr) == sorted(usual, key=repr)
+    assert [plan.lr for plan in hasty] == sorted((plan.lr for plan in usual), reverse=True)
 
 
 def test_plans_are_judged_on_samples_that_they_have_not_seen(monkeypatch):
@@ -233,7 +242,7 @@ def test_too_few_samples_are_all_learned_from():
     few = np.r_[np.flatnonzero(y == 0), np.flatnonzero(y == 1)[:9]]
     found = quick().fit(x[few], y[few])
     assert found.tried_ == []
-    assert found.plan_ == recipe.plans(60, 8, 1)[0]
+    assert [found.plan_] == plans_for(60, 8, 1, tries=1, steps=12)
     assert len(quick(validation_fraction=0.2).fit(x[few], y[few]).tried_) == 2
     assert not can_hold_out(np.array([0, 1, 1, 1]), 0.9)
 
@@ -335,14 +344,14 @@ def test_a_pickled_copy_predicts_the_same(fitted):
     assert np.array_equal(fitted.predict_proba(x), copied.predict_proba(x))
 
 
-@pytest.mark.parametrize("plan", [0, 1], ids=["beside", "linear"])
+@pytest.mark.parametrize("plan", [0, 1], ids=["linear", "beside"])
 def test_a_file_brings_the_classifier_back(tmp_path, monkeypatch, plan):
     scores = itertools.cycle([0.5, 0.2 + plan])
     monkeypatch.setattr(Best, "_score", lambda *_: next(scores))
     x, y = blobs()
     names = np.array(["a", "b", "Ω"])[y]
     found = quick(nonzeros=20).fit(x, names)
-    assert (found.hidden_ > 0) == (found.plan_.hidden > 0) == (plan == 0)
+    assert (found.hidden_ > 0) == (found.plan_.hidden > 0) == (plan == 1)
     found.save(tmp_path / "c.safetensors")
     back = FissileClassifier.load(tmp_path / "c.safetensors")
     assert np.array_equal(found.predict_proba(x), back.predict_proba(x))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fissile import FissileError
 from fissile.sparse import Plan, Prune, Rewire, SplitAt, Stack
-from fissile.sparse.recipe import hidden_for, plans, within_budget
+from fissile.sparse.recipe import hidden_for, is_large, plans, within_budget
 
 NONSENSE = [
     ({"budget": 0, "hidden": 4}, "budget=0 is not a whole number of at least 1"),
@@ -135,16 +135,22 @@ def test_the_recipe_begins_with_a_power_of_two():
     assert [hidden_for(budget, 511, 1) for budget in budgets] == [128, 128, 256, 1024]
 
 
+def test_the_recipe_is_never_wider_than_it_need_be():
+    assert {plan.hidden for plan in plans(99_869, inputs=384, outputs=77)} == {1024}
+    assert {plan.hidden for plan in plans(3_000_000, inputs=384, outputs=77)} == {16384}
+
+
 # All of a linear classifier of 20 inputs and 5 outputs takes 105.
-@pytest.mark.parametrize(("budget", "linear"), [(10, True), (104, True), (105, False)])
-def test_the_recipe_is_six_plans(budget, linear):
+@pytest.mark.parametrize(("budget", "large"), [(10, False), (104, False), (105, True)])
+def test_the_recipe_is_six_plans(budget, large):
     found = plans(budget, inputs=20, outputs=5)
+    assert is_large(budget, inputs=20, outputs=5) == large
     assert len(set(found)) == 6
-    assert found[0].hidden == hidden_for(budget, 20, 5)
-    assert any(plan.hidden == 0 for plan in found) == linear
+    assert found[0].hidden == hidden_for(budget, 20, 5) * (4 if large else 1)
+    assert any(plan.hidden == 0 for plan in found) != large
+    assert all(plan.direct for plan in found) != large
     for plan in found:
         assert plan.budget == budget
-        assert plan.direct
         assert plan.prune.saliency == "second-order"
         assert plan.prune.end < 1
 
@@ -173,7 +179,7 @@ def test_nonsense_is_refused(make, words):
     "plan",
     [
         Plan(30, 16),
-        Plan(75, 6, splits=(SplitAt(2, allocation=None),)),
+        Plan(74, 6, splits=(SplitAt(2),)),
         Plan(20, 64, start="uniform"),
     ],
 )

@@ -1,7 +1,5 @@
 """Training sparse networks: gradients, company, the split, and what is left in the end."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -166,7 +164,7 @@ COMPANY = [
     Plan(84, 6, splits=(SplitAt(2),), schedule="again"),
     Plan(84, 6, splits=(SplitAt(2),), lr=1e-2),
     Plan(50, 6, direct=True, prune=Prune(), dropout=0.2),
-    Plan(60, 6, splits=(SplitAt(2, at=0.25, allocation=None, scale=0.5),), prune=Prune(0.3)),
+    Plan(60, 6, splits=(SplitAt(2, at=0.25, scale=0.5),), prune=Prune(0.3)),
 ]
 
 
@@ -298,20 +296,6 @@ def test_a_split_is_what_expand_makes_of_the_same_network(alpha, split, allocati
         assert stack.nonzeros()[number // 2, number % 2] == fissile.nonzeros(wide).all == 75
 
 
-@pytest.mark.parametrize("guide", ["activation", "gradient"])
-def test_a_guided_split_keeps_inputs_together_that_act_alike(guide):
-    x, y = task(inputs=32)
-    x[:, 1::2] = x[:, ::2]  # every second input is its neighbour's twin
-    plan = Plan(dense_size(6, 32), 6, splits=(SplitAt(2, split=guide),))
-    ((stack, _),) = train([plan, replace(plan, lr=1e-2)], [0, 3], x, y, outputs=CLASSES, epochs=4)
-    assert set(stack.nonzeros().flatten().tolist()) == {dense_size(6, 32)}
-    masks = stack.masks["first"].view(4, 6, 2, 32)
-    ways = masks.unflatten(-1, (-1, 2)).float()
-    torn = (ways[..., 0, :, 0] * ways[..., 1, :, 1]) + (ways[..., 1, :, 0] * ways[..., 0, :, 1])
-    assert torn.sum() == 0
-    assert 0 < masks[:, :, 0].sum() < masks.sum()
-
-
 def dense_size(hidden, inputs=INPUTS, outputs=CLASSES):
     return hidden * (inputs + 1 + outputs) + outputs
 
@@ -345,14 +329,13 @@ def test_children_share_their_parents_inputs_without_meeting():
 
 
 @pytest.mark.parametrize("at", [0.5, 0.75])
-def test_a_split_without_a_budget_copies_everything(at):
-    plan = Plan(500, 6, splits=(SplitAt(2, at=at, allocation=None, scale=0.5),), lr=0.0)
+def test_copies_can_be_scaled(at):
+    plan = Plan(dense_size(6), 6, splits=(SplitAt(2, at=at, scale=0.5),), lr=0.0)
     start = Stack([plan], [3], INPUTS, CLASSES, 10, CPU)
     stack = only(trained([plan], [3]))
-    assert torch.equal(stack.masks["first"].view(6, 2, INPUTS).sum(1), torch.ones(6, INPUTS))
-    assert stack.masks["second"].all()
-    second = stack.weights["second"][0].view(CLASSES, 6, 2)
-    assert torch.equal(second, start.weights["second"][0].unsqueeze(-1).expand(-1, -1, 2) / 2)
+    copies = start.weights["second"].repeat_interleave(2, -1) / 2
+    assert torch.equal(stack.weights["second"], copies * stack.masks["second"])
+    assert stack.weights["second"].count_nonzero() == stack.masks["second"].sum() > CLASSES * 6
 
 
 # ---- budgets -----------------------------------------------------------------------------------
@@ -392,7 +375,7 @@ KINDS = {
     "factored": lambda budget: Plan(budget, 16, activation="none", prune=Prune()),
     "l1": lambda budget: Plan(budget, direct=True, l1=True),
     "split, then pruned": lambda budget: Plan(
-        budget, 8, splits=(SplitAt(2, at=0.3, allocation=None),), prune=Prune(0.4)
+        budget, 8, splits=(SplitAt(2, at=0.3),), prune=Prune(0.4)
     ),
 }
 

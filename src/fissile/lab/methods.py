@@ -128,12 +128,6 @@ def _hidden_only(plan: Plan) -> Plan:
     return replace(plan, direct=False, hidden=128, lr=plan.lr / 3)
 
 
-def _split_on_the_way(plan: Plan) -> Plan:
-    if not plan.hidden:
-        return plan
-    return replace(plan, hidden=plan.hidden // 4, splits=(SplitAt(4, at=0.1, allocation=None),))
-
-
 ABLATED: dict[str, Method] = {
     "recipe-magnitude": _ours(partial(_pruned, saliency="magnitude")),
     "recipe-one-shot": _ours(partial(_pruned, begin=0.5, end=0.5)),
@@ -145,7 +139,6 @@ ABLATED: dict[str, Method] = {
     "recipe-rewired": _ours(
         lambda plan: replace(plan, rewire=Rewire(0.2, grow="gradient", until=0.95))
     ),
-    "recipe-split": _ours(_split_on_the_way),
     "fpe-4-layer": _split(SplitAt(4, allocation="layer")),
     "fpe-4-erdos-renyi": _split(SplitAt(4, allocation="erdos-renyi")),
     "fpe-4-normalized": _split(SplitAt(4, allocation="normalized")),
@@ -155,8 +148,6 @@ ABLATED: dict[str, Method] = {
     "fpe-4-rewired": _split(SplitAt(4), rewire=Rewire(0.2, grow="gradient", until=0.95)),
     "fpe-4-scaled": _split(SplitAt(4, scale=0.5)),
     "fpe-4-gram": _split(SplitAt(4, split="gram")),
-    "fpe-4-activation": _split(SplitAt(4, split="activation")),
-    "fpe-4-gradient": _split(SplitAt(4, split="gradient")),
     "fpe-4-early": _split(SplitAt(4, at=0.2)),
     "fpe-2-then-2": _split(SplitAt(2, at=0.35), SplitAt(2, at=0.65)),
     "fpe-4-again": _split(SplitAt(4)),

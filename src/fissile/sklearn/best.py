@@ -28,6 +28,8 @@ Array = NDArray[Any]
 Tried = list[tuple[Plan, float]]
 #: Beyond these, weights that take the scale over would leave the range of a float.
 _SMALLEST, _LARGEST = 1e-30, 1e30
+#: With fewer training steps than this, plans with a high rate come first: others do not get far.
+_FEW_STEPS = 3000
 
 
 class Chosen(NamedTuple):
@@ -145,9 +147,11 @@ def is_best(recipe: str | None, nonzeros: int | None, early_stopping: bool) -> b
     return wanted if recipe is None else recipe == "best"
 
 
-def plans_for(budget: int, inputs: int, outputs: int, tries: int) -> list[Plan]:
+def plans_for(budget: int, inputs: int, outputs: int, tries: int, steps: int) -> list[Plan]:
     """Return as many of the recommended plans as are to be tried."""
     plans = recommended(budget, inputs, outputs)
+    if steps < _FEW_STEPS:
+        plans.sort(key=lambda plan: -plan.lr)
     if whole("tries", tries, least=1) > len(plans):
         raise FissileError(f"tries={tries} is more than there are plans; give 1 to {len(plans)}")
     return plans[:tries]

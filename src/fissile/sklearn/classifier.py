@@ -172,10 +172,11 @@ class FissileClassifier(Fitted):
     def _fit_best(self, x: Array, labels: Array, seeds: list[int], hold: int) -> Self:
         outputs = outputs_for(len(self.classes_))
         budget = budget_for(self.nonzeros, self.hidden, x.shape[1], outputs)
-        plans = plans_for(budget, x.shape[1], outputs, self.tries)
         epochs = epochs_for(self.warm_up, self.fine_tune)
         check_device(self.device)
         batch, tell = whole("batch", self.batch, least=1), print if self.verbose else None
+        steps = epochs * (len(x) // min(batch, len(x)))
+        plans = plans_for(budget, x.shape[1], outputs, self.tries, steps)
         weights, share = self._class_weights(labels), self.validation_fraction
         best = Best(plans, outputs, epochs, batch, share, weights, self.device, tell)
         found = best.run(x, numbered(labels, self.classes_), seeds, hold)

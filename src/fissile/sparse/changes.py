@@ -14,14 +14,14 @@ from torch import Tensor
 from fissile.allocation import resolve_allocation
 from fissile.budget import keep_largest
 from fissile.draw import Draw, seeded
-from fissile.layers import children_of, owner_mask
+from fissile.layers import children_of
 from fissile.pattern import split_pair
 from fissile.rewire import rewired
 from fissile.sparse.adam import Moments
-from fissile.sparse.guided import deal_of
 from fissile.sparse.masks import alive, effective, within
 from fissile.sparse.plan import Plan, SplitAt
 from fissile.sparse.stack import Stack
+from fissile.split import resolve_split
 
 __all__ = ["tick"]
 
@@ -113,21 +113,16 @@ def _steer(stack: Stack, share: float) -> None:
 
 def _split(stack: Stack, split: SplitAt) -> None:
     first, second, alpha = stack.weights["first"], stack.weights["second"], split.alpha
-    deal = deal_of(split.split, stack)
+    deal = resolve_split(split.split)
     # Clusters are found on the processor, wherever the weights are.
     draw = _draw(stack, stack.device if split.split == "random" else torch.device("cpu"))
-    if split.allocation is None:
-        owner = deal.deal(first, alpha, draw)
-        kept = {"first": owner_mask(owner, alpha) & children_of(stack.masks["first"], alpha, -2)}
-        kept["second"] = children_of(stack.masks["second"], alpha, -1)
-    else:
-        squares = stack.moments["first"].square, stack.moments["second"].square
-        pattern = split_pair(
-            first, second, alpha, deal, draw,
-            extra=(alpha - 1) * first.shape[1] * stack.plan.bias,
-            allocation=resolve_allocation(split.allocation), squares=squares,
-        )  # fmt: skip
-        kept = {"first": pattern.first_mask(), "second": pattern.second}
+    squares = stack.moments["first"].square, stack.moments["second"].square
+    pattern = split_pair(
+        first, second, alpha, deal, draw,
+        extra=(alpha - 1) * first.shape[1] * stack.plan.bias,
+        allocation=resolve_allocation(split.allocation), squares=squares,
+    )  # fmt: skip
+    kept = {"first": pattern.first_mask(), "second": pattern.second}
     for name, axis in (("first", -2), ("bias", -1), ("second", -1)):
         if name in stack.weights:
             _copy(stack, name, axis, alpha, kept.get(name))

@@ -35,12 +35,12 @@ class SplitAt:
     >>> SplitAt(2, at=0.25, allocation="saliency")
 
     ``allocation`` is how the budget is shared afterwards, as :func:`fissile.expand` understands it;
-    None leaves all copies, for pruning to cut down. ``scale`` multiplies the copied columns.
+    ``scale`` multiplies the copied columns.
     """
 
     alpha: int
     at: float = 0.5
-    allocation: str | None = "magnitude"
+    allocation: str = "magnitude"
     split: str = "random"
     scale: float = 1.0
 

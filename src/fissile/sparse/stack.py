@@ -6,7 +6,6 @@ matrix to the device.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -57,7 +56,6 @@ class Stack:
         self.listens = any(p.rewire and p.rewire.grow == "gradient" for p in plans)
         for plan in plans:
             _check(plan, inputs, outputs)
-        self.sample = torch.zeros(1, inputs)  # inputs that a guided split may look at
         self._make()
 
     # --- first weights
@@ -244,9 +242,8 @@ def _check(plan: Plan, inputs: int, outputs: int) -> None:
     if plan.prune is not None or plan.l1:
         return
     needed = outputs + plan.hidden * plan.bias + 1
-    if plan.start == "dense":  # copies that nothing prunes stay
-        copies = math.prod(split.alpha for split in plan.splits if split.allocation is None)
-        each = inputs + copies * (outputs + plan.bias)
+    if plan.start == "dense":
+        each = inputs + outputs + plan.bias
         needed = outputs + plan.hidden * each + plan.direct * inputs * outputs
     if needed > plan.budget:
         raise FissileError(

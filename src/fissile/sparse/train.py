@@ -25,8 +25,6 @@ __all__ = ["train"]
 _TICKS = 100
 #: Products of a layer and a step from which on several threads are worth their trouble.
 _WORTH_THREADS = 50_000_000
-#: Samples that a guided split may look at.
-_SAMPLE = 1000
 #: The stream of random numbers that inputs are hidden by.
 _DROPOUT = 7
 OnEpoch = Callable[[int], object]
@@ -66,8 +64,6 @@ def train(
         Stack([plans[p] for p in places], seeds, x.shape[1], outputs, steps, where)
         for places in shapes.values()
     ]
-    for stack in stacks:
-        stack.sample = x[:_SAMPLE]
     course = _Course(stacks, torch.tensor(list(seeds), device=where), x, y, batch, weights)
     with _tensor_cores(), _few_threads(stacks, batch):
         course.run(epochs, on_epoch)

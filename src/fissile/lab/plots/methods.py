@@ -52,7 +52,6 @@ METHODS: dict[str, Drawn] = {
     "recipe-linear": Drawn("recipe, linear only", _ORANGE, "p", _SOLID),
     "recipe-plain": Drawn("recipe, unregularised", _LIGHT, "h", _MIXED),
     "recipe-rewired": Drawn("recipe, rewired", _PURPLE, "X", _DOTTED, filled=False),
-    "recipe-split": Drawn("recipe, split on the way", _GREY, "v", _DOTTED, filled=False),
     # the paper's split, one thing changed
     "fpe-4-layer": Drawn("FPE-4, each layer's own", _GREEN, "<", _DOTTED, filled=False),
     "fpe-4-erdos-renyi": Drawn("FPE-4, Erdős–Rényi", _GREEN, "<", _DASHED),
@@ -63,8 +62,6 @@ METHODS: dict[str, Drawn] = {
     "fpe-4-rewired": Drawn("FPE-4, rewired", _PURPLE, "X", _SOLID),
     "fpe-4-scaled": Drawn("FPE-4, copies halved", _LIGHT, "p", _DASHED),
     "fpe-4-gram": Drawn("FPE-4, Gram split", _GREY, ">", _SOLID),
-    "fpe-4-activation": Drawn("FPE-4, co-active inputs", _GREEN, "P", _SOLID, filled=False),
-    "fpe-4-gradient": Drawn("FPE-4, co-pulled inputs", _BLUE, "s", _MIXED, filled=False),
     "fpe-4-early": Drawn("FPE-4, split early", _PURPLE, "v", _LONG, filled=False),
     "fpe-2-then-2": Drawn("FPE-2, then 2 again", _BLUE, "d", _DOTTED),
     "fpe-4-again": Drawn("FPE-4, rate rises again", _GREY, "P", _MIXED),
