@@ -5,8 +5,8 @@ shrink back to the old number of non-zeros. The paper ranks all magnitudes toget
 second layer has many outputs its copies may then take the whole budget. The other rules guard the
 first layer in one way or another.
 
-Two families: some rules rank both layers together, by another score than the magnitude; others
-give each layer a share and let magnitude decide within it. All work on any number of leading
+Two families: one ranks both layers together, by magnitude or another score; the other gives each
+layer a share and lets magnitude decide within it. All work on any number of leading
 batch dimensions, and ties are settled as in :mod:`fissile.budget`.
 """
 
@@ -28,11 +28,9 @@ __all__ = [
     "Allocation",
     "Candidates",
     "ErdosRenyi",
-    "Lamp",
     "Layer",
     "Magnitude",
     "Masks",
-    "Normalized",
     "Saliency",
     "Squares",
     "allocation_names",
@@ -117,27 +115,6 @@ class ErdosRenyi(Allocation):
         return _by_shares(pair, pair.alpha * rows + columns, sum(pair.second.shape[-2:]))
 
 
-class Normalized(Allocation):
-    """Rank magnitudes in units of each layer's root mean square, over its non-zero weights."""
-
-    def keep(self, pair: Candidates) -> Masks:
-        """Rank both layers together, each by its own measure."""
-        dtype = _score_dtype(pair)
-        return _by_scores(pair, [_normalized(weight, dtype) for weight in pair.layers])
-
-
-class Lamp(Allocation):
-    """Rank by LAMP scores: w² over the sum of all squares at least as large in its layer.
-
-    Lee et al., "Layer-adaptive sparsity for the magnitude-based pruning", 2021.
-    """
-
-    def keep(self, pair: Candidates) -> Masks:
-        """Rank both layers together by what a weight is to its layer."""
-        dtype = _score_dtype(pair)
-        return _by_scores(pair, [_lamp(weight, dtype) for weight in pair.layers])
-
-
 class Saliency(Allocation):
     """Rank by w² times the mean square of its gradient: what the loss would feel, to second order.
 
@@ -212,32 +189,10 @@ def _score_dtype(pair: Candidates) -> torch.dtype:
     return torch.promote_types(both, torch.float32)
 
 
-def _normalized(
-    weight: Float[Tensor, "*batch rows columns"], dtype: torch.dtype
-) -> Float[Tensor, "*batch rows columns"]:
-    # Summed in double and then rounded: the order of summing does not show.
-    total = weight.double().flatten(-2).square().sum(-1)
-    scale = (total / _existing(weight)).sqrt().to(dtype)
-    return weight.abs().to(dtype) / scale[..., None, None]
-
-
-def _lamp(
-    weight: Float[Tensor, "*batch rows columns"], dtype: torch.dtype
-) -> Float[Tensor, "*batch rows columns"]:
-    magnitude = weight.abs().double().flatten(-2).contiguous()
-    largest = magnitude.sort(-1, descending=True).values
-    sums = largest.square().cumsum(-1)
-    # Copies are equal, so each counts all of them: no copy is dearer than another.
-    rank = torch.searchsorted(-largest, -magnitude, right=True)
-    return (magnitude.square() / sums.gather(-1, rank - 1)).to(dtype).view(weight.shape)
-
-
 _ALLOCATIONS: dict[str, Callable[[], Allocation]] = {
     "magnitude": Magnitude,
     "layer": Layer,
     "erdos-renyi": ErdosRenyi,
-    "normalized": Normalized,
-    "lamp": Lamp,
     "saliency": Saliency,
 }
 

@@ -71,8 +71,8 @@ def expand(
         seed: of the split's randomness; for a stack of networks (:mod:`fissile.bank`), one each.
         budget: ``"weights"`` counts weights as the paper does, ``"all"`` biases and norms too.
         allocation: how both layers share the budget: ``"magnitude"`` as in the paper, ``"layer"``,
-            ``"erdos-renyi"``, ``"normalized"``, ``"lamp"``, ``"saliency"`` (by gradients, which
-            come from the optimizer or from the last ``backward()``), or an :class:`Allocation`.
+            ``"erdos-renyi"``, ``"saliency"`` (by gradients, which come from the optimizer or from
+            the last ``backward()``), or an :class:`Allocation`.
         optimizer: an SGD, Adam or AdamW that shall continue on the new model, in place.
         example_inputs: what the model is called with; places that its code alone does not show
             are then found by trying.

@@ -18,7 +18,7 @@ from fissile.draw import drawer, seeded
 from fissile.pattern import Form, split_pair
 from fissile.split import Random
 
-RULES = ["magnitude", "layer", "erdos-renyi", "normalized", "lamp", "saliency"]
+RULES = ["magnitude", "layer", "erdos-renyi", "saliency"]
 MENDED = RULES[1:]
 
 
@@ -54,12 +54,6 @@ def shared(first, second, share, count):
     return largest(first, share), largest(second, count - share)
 
 
-def lamp(weight):
-    squares = weight.ravel() ** 2
-    tails = np.array([squares[squares >= one].sum() for one in squares])
-    return np.divide(squares, tails, out=np.zeros_like(squares), where=tails > 0)
-
-
 def single(score, dtype):
     """Round to what the scores of this dtype are held in, so that ties are the same."""
     return score if dtype == torch.float64 else score.astype(np.float32)
@@ -79,14 +73,6 @@ def expected(rule, tensors, squares, alpha, count):
         sizes = len(first) * alpha + first.shape[1], sum(second.shape)
         share = min(int(count * sizes[0] / sum(sizes) + 0.5), have[0])
         return shared(first, second, count - min(count - share, have[1]), count)
-    if rule == "normalized":
-        units = [
-            single(np.sqrt((w**2).sum() / np.count_nonzero(w)), dtype) for w in (first, second)
-        ]
-        layers = zip((first, second), units, strict=True)
-        return ranked(first, second, [single(abs(w), dtype) / u for w, u in layers], count)
-    if rule == "lamp":
-        return ranked(first, second, [single(lamp(w), dtype) for w in (first, second)], count)
     layers = zip((first, second), wide_numbers(squares, alpha), strict=True)
     roots = [single(abs(w), dtype) * np.sqrt(single(v, dtype)) for w, v in layers]
     return ranked(first, second, roots, count)
@@ -330,15 +316,14 @@ def test_shares_of_a_wide_output():
     assert paid[0].nonzeros() + paid[2].nonzeros() == 656 - 60
 
 
-@pytest.mark.parametrize("rule", ["normalized", "saliency"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bits_are_ranked_in_thirty_two(dtype, rule):
+def test_sixteen_bits_are_ranked_in_thirty_two(dtype):
     step = torch.finfo(dtype).eps
     for k in range(1, 30):  # neighbours, whose scores would often be one number in 16 bits
         first = torch.tensor([[2 - (k + 1) * step, 2 - k * step, 0.1]], dtype=dtype)
         second = torch.full((2, 1), 0.1, dtype=dtype)
         squares = torch.full((1, 3), 1.5625, dtype=dtype), torch.full((2, 1), 1.0, dtype=dtype)
-        made = patterns(rule, ([first, second], squares, 2, 4))
+        made = patterns("saliency", ([first, second], squares, 2, 4))
         assert (made.owner >= 0).tolist() == [[False, True, False]]
 
 
@@ -395,8 +380,8 @@ def test_a_foreign_rule_by_name(monkeypatch):
     same, layer = (expand(dense, 2, allocation=rule) for rule in ("same", "layer"))
     assert torch.equal(same.layers[2].mask, layer.layers[2].mask)
     register_allocation("layer", known["layer"])  # the same again is no conflict
-    with pytest.raises(FissileError, match="named 'lamp' is registered already"):
-        register_allocation("lamp", Fixed)
+    with pytest.raises(FissileError, match="named 'saliency' is registered already"):
+        register_allocation("saliency", Fixed)
 
 
 def broken_gradients(value):
@@ -410,7 +395,7 @@ SALIENCY = "layer 'layers.0': allocation=\"saliency\""
 BAD = {
     "unknown": (
         lambda: expand(MLP([6, 4, 2]), 2, allocation="layers"),
-        "unknown allocation 'layers'; known are erdos-renyi, lamp",
+        "unknown allocation 'layers'; known are erdos-renyi, layer",
     ),
     "a number": (lambda: expand(MLP([6, 4, 2]), 2, allocation=3), "fissile.Allocation, not int"),
     "instance": (lambda: register_allocation("x", Fixed(None)), "a class or a function"),

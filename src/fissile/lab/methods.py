@@ -141,8 +141,6 @@ ABLATED: dict[str, Method] = {
     ),
     "fpe-4-layer": _split(SplitAt(4, allocation="layer")),
     "fpe-4-erdos-renyi": _split(SplitAt(4, allocation="erdos-renyi")),
-    "fpe-4-normalized": _split(SplitAt(4, allocation="normalized")),
-    "fpe-4-lamp": _split(SplitAt(4, allocation="lamp")),
     "fpe-4-saliency": _split(SplitAt(4, allocation="saliency")),
     "fpe-16-saliency": _split(SplitAt(16, allocation="saliency")),
     "fpe-4-rewired": _split(SplitAt(4), rewire=Rewire(0.2, grow="gradient", until=0.95)),

@@ -55,8 +55,6 @@ METHODS: dict[str, Drawn] = {
     # the paper's split, one thing changed
     "fpe-4-layer": Drawn("FPE-4, each layer's own", _GREEN, "<", _DOTTED, filled=False),
     "fpe-4-erdos-renyi": Drawn("FPE-4, Erdős–Rényi", _GREEN, "<", _DASHED),
-    "fpe-4-normalized": Drawn("FPE-4, normalized", _ORANGE, "D", _DASHED, filled=False),
-    "fpe-4-lamp": Drawn("FPE-4, LAMP", _ORANGE, "D", _SOLID),
     "fpe-4-saliency": Drawn("FPE-4, saliency", _SKY, "h", _SOLID),
     "fpe-16-saliency": Drawn("FPE-16, saliency", _SKY, "h", _MIXED, filled=False),
     "fpe-4-rewired": Drawn("FPE-4, rewired", _PURPLE, "X", _SOLID),
