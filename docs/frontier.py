@@ -1,4 +1,4 @@
-"""The tables and the figure of frontier.md, from benchmarks/results/frontier.json alone.
+"""The tables and the figure of frontier.md, from three files of benchmarks/results alone.
 
     python docs/frontier.py && python docs/include.py
 
@@ -8,48 +8,19 @@ Writes frontier-*.md and frontier.svg beside this file; the same results give th
 import json
 from pathlib import Path
 
+import frontier_ablation
+import frontier_earlier
+import frontier_search
 from frontier_chart import picture
-from frontier_results import FPE, OURS, Frontier
+from frontier_results import FPE, OURS, Earlier, Frontier
+from frontier_text import chance, rows, signed, text, tried
 
-from fissile.lab.stats import compare, summary
+from fissile.lab.stats import summary
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "benchmarks" / "results" / "frontier.json"
+RESULTS = HERE.parent / "benchmarks" / "results"
 #: The methods whose distance from the best is shown; `FPE` stands for the best of the four.
 SHOWN = ("dense", "FPE", "fpe-at-0", "set", "rigl", "gradual", "l1", OURS)
-
-
-def rows(head, body):
-    """Return a table in Markdown."""
-    lines = [head, ["---"] * len(head), *body]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def text(lines):
-    """Return lines as a file."""
-    return "\n".join(lines) + "\n"
-
-
-def signed(difference, digits=2):
-    """Write a difference in points, zero without a minus."""
-    return f"{round(difference, digits) + 0.0:+.{digits}f}"
-
-
-def chance(p):
-    """Write a p-value."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
-
-
-def tried(cell):
-    """Say what a setting was, in a few words."""
-    plan = cell["plan"]
-    beside = cell["method"] == OURS
-    wide = f"{plan['hidden']:,} neurons" if plan["hidden"] else "linear"
-    wide += " beside a linear classifier" if beside and plan["hidden"] else ""
-    parts = [wide, f"rate {plan['lr']:g}"]
-    parts += [f"dropout {plan['dropout']:g}"] if plan["dropout"] else []
-    parts += [f"smoothing {plan['smooth']:g}"] if plan["smooth"] else []
-    return ", ".join(parts)
 
 
 # --- the files
@@ -95,8 +66,7 @@ def totals(found):
         f"Against the best of the other {len(found.methods) - 1} methods at each of {points} "
         f"points ({len(found.sets)} data sets, {points // len(found.sets)} budgets), the recipe is "
         f"significantly better at **{better}**, level at **{level}** and significantly worse at "
-        f"**{worse}**. "
-        + ("At no other point is any of them significantly better." if beaten == worse else some)
+        f"**{worse}**. {some if beaten else 'At no point is any of them significantly better.'}"
     ]
 
 
@@ -187,83 +157,76 @@ def _behind(found, points, method):
     return low if low == high else f"{low} to {high}"
 
 
-def worse(found):
-    """Return the points where the recipe is significantly worse, with both settings."""
+def remaining(found):
+    """Return the points where the recipe is not significantly better, with both settings."""
     lines = []
     for point in found.points():
-        if found.verdict(point) != "worse":
+        if found.verdict(point) == "better":
             continue
         other = found.rival(point)
         test = found.against(point, OURS, other)
         ours, theirs = (found.cells[*point, method] for method in (OURS, other))
-        more = ", ".join(one for one in found.beaten_by(point) if one != other)
-        also = f"; significantly ahead too: {more}" if more else ""
         lines.append(
-            f"- **{found.title(point[0])}, {point[1]:,} non-zeros**: {other} is ahead by "
-            f"{-test.difference:.2f} points, {chance(test.p)}{also}. "
-            f"Chosen on held-out samples: {other} with {tried(theirs)} ({theirs['held_out']:.2f} "
-            f"held out); the recipe with {tried(ours)} ({ours['held_out']:.2f})."
+            f"- **{found.title(point[0])}, {point[1]:,} non-zeros**: {signed(test.difference)} "
+            f"points to {other}, {chance(test.p)}. Chosen on held-out samples: {other} with "
+            f"{tried(theirs)} ({theirs['held_out']:.2f} held out); the recipe with {tried(ours)} "
+            f"({ours['held_out']:.2f})."
         )
     return text(lines)
-
-
-def first_run(found):
-    """Return what the recipe came to before its settings for large budgets were changed."""
-    body = []
-    for cell in found.first:
-        point = cell["set"], cell["budget"]
-        other = found.rival(point)
-        before = compare(cell["accuracy"], found.accuracy(point, other))
-        shown = [f"{summary(cell['accuracy']).mean:.2f}", f"{found.mean(point, OURS):.2f}"]
-        chosen = [str(one["setting"] + 1) for one in (cell, found.cells[*point, OURS])]
-        difference = f"{signed(before.difference)} ({chance(before.p)})"
-        now = signed(found.against(point, OURS, other).difference)
-        body.append([f"{point[1]:,}", shown[0], chosen[0], difference, shown[1], chosen[1], now])
-    head = [
-        "non-zeros",
-        "first run",
-        "setting",
-        "to the best other",
-        "now",
-        "setting",
-        "difference",
-    ]
-    return text(rows(head, body))
 
 
 def provenance(found):
     """Say when and where the trials ran, as their rows have it."""
     about = found.about
-    commits = ", ".join(
-        name[:7] + ("-dirty" if "dirty" in name else "") for name in about["commit"]
-    )
+    commits = ", ".join(name[:7] + name[40:] for name in about["commit"])
     return text(
         [
             f"{about['trials']:,} trials and their searches, {about['seconds']} seconds in all on "
             f"one {', '.join(about['device'])}, {about['finished'][0][:10]}, torch "
-            f"{', '.join(about['torch'])}; commit as recorded: {commits}. `{about['command']}`"
+            f"{', '.join(about['torch'])}, commit {commits}. `{about['command']}`"
         ]
     )
 
 
-FILES = {
+FRONTIER = {
     "table": table,
     "verdicts": verdicts,
     "settings": settings,
     "pairs": pairs,
-    "worse": worse,
-    "first": first_run,
+    "remaining": remaining,
     "summary": lambda found: text(totals(found)),
     "provenance": provenance,
 }
+ABLATION = {
+    "ablation": frontier_ablation.summary_table,
+    "ablation-table": frontier_ablation.full_table,
+    "ablation-provenance": frontier_ablation.provenance,
+}
+SEARCH = {"search-best": frontier_search.best, "search-chosen": frontier_search.chosen}
+
+
+def read(name):
+    """Return a file of results."""
+    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+
+
+def files():
+    """Return every file that the page includes, by its name."""
+    results = read("frontier")
+    found = Frontier(results)
+    search = frontier_search.Search(read("recipe-search"), found.sets)
+    ablation = frontier_ablation.Ablation(read("ablation"))
+    made = {name: make(found) for name, make in FRONTIER.items()}
+    made |= {name: make(ablation) for name, make in ABLATION.items()}
+    made |= {name: make(search) for name, make in SEARCH.items()}
+    return made | {"earlier": frontier_earlier.table(found, Earlier(results))}
 
 
 def main():
     """Write all files."""
-    found = Frontier(json.loads(RESULTS.read_text("utf-8")))
-    for name, make in FILES.items():
-        (HERE / f"frontier-{name}.md").write_text(make(found), "utf-8")
-    (HERE / "frontier.svg").write_bytes(picture(found))
+    for name, made in files().items():
+        (HERE / f"frontier-{name}.md").write_text(made, "utf-8")
+    (HERE / "frontier.svg").write_bytes(picture(Frontier(read("frontier"))))
 
 
 if __name__ == "__main__":

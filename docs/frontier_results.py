@@ -8,14 +8,22 @@ FPE = ("fpe-2", "fpe-4", "fpe-8", "fpe-16")
 WORDS = ("better", "level", "worse")
 
 
+def word(comparison):
+    """Say what a comparison came to."""
+    if not comparison.significant:
+        return "level"
+    return "better" if comparison.difference > 0 else "worse"
+
+
 class Frontier:
     """Accuracies of every data set, budget and method, and how they compare."""
 
     def __init__(self, results):
-        self.about, self.sets, self.first = (results[name] for name in ("about", "sets", "first"))
+        self.about, self.sets = results["about"], results["sets"]
         self.cells = {(c["set"], c["budget"], c["method"]): c for c in results["cells"]}
         self.methods = list(dict.fromkeys(method for _, _, method in self.cells))
         self.means = {key: summary(c["accuracy"]).mean for key, c in self.cells.items()}
+        self.compared = {}  # tests that several tables need are done once
 
     def points(self):
         """List data sets and budgets, in their order."""
@@ -40,19 +48,19 @@ class Frontier:
 
     def against(self, point, method, other):
         """Compare two methods trial by trial."""
-        return compare(self.accuracy(point, method), self.accuracy(point, other))
+        key = point, method, other
+        if key not in self.compared:
+            self.compared[key] = compare(self.accuracy(point, method), self.accuracy(point, other))
+        return self.compared[key]
 
     def verdict(self, point, method=OURS, other=""):
         """Say whether a method is better, level or worse; than the best other, if none is named."""
-        found = self.against(point, method, other or self.rival(point))
-        if not found.significant:
-            return "level"
-        return "better" if found.difference > 0 else "worse"
+        return word(self.against(point, method, other or self.rival(point)))
 
     def totals(self, points=(), method=OURS, other=""):
         """Count the verdicts, in the order of WORDS."""
         found = [self.verdict(point, method, other) for point in points or self.points()]
-        return [found.count(word) for word in WORDS]
+        return [found.count(one) for one in WORDS]
 
     def beaten_by(self, point):
         """List the methods that are significantly better than the recipe."""
@@ -61,3 +69,30 @@ class Frontier:
     def title(self, short):
         """Return what a data set is called."""
         return next(one["title"] for one in self.sets if one["set"] == short)
+
+
+class Earlier:
+    """The recipe and the best other method of runs before this one, by commit and point."""
+
+    def __init__(self, results):
+        self.ours, self.others = {}, {}
+        for cell in results["earlier"]:
+            kept = self.ours if cell["method"] == OURS else self.others
+            kept.setdefault(cell["commit"], {})[cell["set"], cell["budget"]] = cell
+        # Of the first run the recipe alone is left; the second kept its other methods' results.
+        first, second = self.ours
+        self.others[first] = {point: self.others[second][point] for point in self.ours[first]}
+
+    def mean(self, commit, point):
+        """Return the recipe's mean accuracy."""
+        return summary(self.ours[commit][point]["accuracy"]).mean
+
+    def against(self, commit, point):
+        """Compare the recipe with the best other method of that time."""
+        pair = (kept[commit][point]["accuracy"] for kept in (self.ours, self.others))
+        return compare(*pair)
+
+    def totals(self, commit):
+        """Count the verdicts, in the order of WORDS."""
+        found = [word(self.against(commit, point)) for point in self.ours[commit]]
+        return [found.count(one) for one in WORDS]

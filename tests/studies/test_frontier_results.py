@@ -8,7 +8,6 @@ import pytest
 
 from fissile.lab.contender import Contender
 from fissile.lab.methods import CONTENDERS, SETTINGS
-from fissile.lab.stats import compare
 from fissile.lab.studies.frontier import FRONTIERS
 from fissile.sparse import recipe
 
@@ -21,17 +20,23 @@ def page(name):
     return (ROOT / "docs" / name).read_text("utf-8")
 
 
-@pytest.fixture
-def docs(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    import frontier
+@pytest.fixture(scope="module")
+def docs():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        import frontier
 
-    return frontier
+        yield frontier
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def found(docs):
     return docs.Frontier(RESULTS)
+
+
+@pytest.fixture(scope="module")
+def earlier(docs):
+    return docs.Earlier(RESULTS)
 
 
 @pytest.fixture
@@ -45,6 +50,12 @@ def halves(found):
         [(one["set"], budget) for one in found.sets for budget in one["budgets"][part]]
         for part in (slice(None, 3), slice(3, None))
     ]
+
+
+def large(found):
+    """The points whose budget holds a linear classifier."""
+    sizes = {one["set"]: one["outputs"] * (one["inputs"] + 1) for one in found.sets}
+    return [point for point in found.points() if point[1] >= sizes[point[0]]]
 
 
 # --- the file of results
@@ -65,7 +76,7 @@ def test_the_results_are_those_of_the_study():
 
 
 def test_every_cell_has_ten_trials_within_the_budget():
-    for cell in [*RESULTS["cells"], *RESULTS["first"]]:
+    for cell in [*RESULTS["cells"], *RESULTS["earlier"]]:
         assert len(cell["accuracy"]) == 10
         assert all(0 < value < 100 for value in cell["accuracy"])
         assert 0 < cell["nonzeros"][0] <= cell["nonzeros"][1] <= cell["budget"]
@@ -88,11 +99,14 @@ def test_the_settings_are_the_methods_own():
 # --- what is made of it
 
 
-def test_the_included_files_are_made_from_the_results(docs, found):
-    for name, make in docs.FILES.items():
-        assert make(found) == page(f"frontier-{name}.md"), f"{name}: run python docs/frontier.py"
-    for name in docs.FILES:
+def test_the_included_files_are_made_from_the_results(docs):
+    made = docs.files()
+    for name, text in made.items():
+        assert text == page(f"frontier-{name}.md"), f"{name}: run python docs/frontier.py"
         assert f"<!-- include: docs/frontier-{name}.md -->" in page("frontier.md")
+    assert {f"frontier-{name}.md" for name in made} == {
+        path.name for path in (ROOT / "docs").glob("frontier-*.md")
+    }
 
 
 def test_the_figure_is_drawn_from_the_results(docs, found):
@@ -104,39 +118,41 @@ def test_the_figure_is_drawn_from_the_results(docs, found):
         assert made.count(b"<path") == there.count(b"<path")
 
 
-def test_verdicts_can_go_either_way(docs):
+@pytest.mark.parametrize(("mean", "counts"), [(1.0, [0, 0, 30]), (99.0, [30, 0, 0])])
+def test_verdicts_can_go_either_way(docs, mean, counts):
     results = json.loads(json.dumps(RESULTS))
     for cell in results["cells"]:
         if cell["method"] == "recipe":
-            cell["accuracy"] = [1.0 + i / 10 for i in range(10)]
-    assert docs.Frontier(results).totals() == [0, 0, 30]
-    for cell in results["cells"]:
-        if cell["method"] == "recipe":
-            cell["accuracy"] = [99.0 + i / 100 for i in range(10)]
-    assert docs.Frontier(results).totals() == [30, 0, 0]
+            cell["accuracy"] = [mean + i / 100 for i in range(10)]
+    found = docs.Frontier(results)
+    assert found.totals() == counts
+    assert ("At no point is any" in docs.totals(found)[0]) == (mean == 99.0)
 
 
 # --- numbers in the prose
 
 
-def test_the_readme_and_the_page_have_the_totals(found):
+def test_the_readme_and_the_page_have_the_totals(found, prose):
     better, level, worse = found.totals()
     total = f"better at **{better}**, level at **{level}** and significantly worse at **{worse}**"
     assert better + level + worse == 30
-    assert total in page("frontier.md")
+    assert total in prose
     assert total in (ROOT / "README.md").read_text("utf-8")
-    assert better > 15  # "better at more than half of them"
-    assert worse == 4  # "all four"
+    log = " ".join((ROOT / "CHANGELOG.md").read_text("utf-8").split())
+    assert f"others at {better} of 30 points, level at {level}" in log
+    assert better >= 15  # "It is reached"
+    assert not any(found.beaten_by(point) for point in found.points())  # "behind at none"
+    assert level == 7  # "seven"
     assert len(found.methods) == 15  # "fifteen"
 
 
 def test_what_is_said_of_fpe(found, prose):
-    small, large = halves(found)
+    small, more = halves(found)
     assert found.totals(small, "fpe-4", "dense") == [15, 0, 0]
     assert "better than dense at all 15 points" in prose
-    better, _, worse = found.totals(large, "fpe-4", "dense")
+    better, _, worse = found.totals(more, "fpe-4", "dense")
     assert f"better at {better} and worse at {worse}, and on average nothing is won" in prose
-    gains = [found.against(point, "fpe-4", "dense").difference for point in large]
+    gains = [found.against(point, "fpe-4", "dense").difference for point in more]
     assert abs(sum(gains)) / 15 < 0.05
     for one in found.sets:
         alphas = {found.best((one["set"], budget), FPE) for budget in one["budgets"][:3]}
@@ -144,18 +160,19 @@ def test_what_is_said_of_fpe(found, prose):
             assert alphas <= {"fpe-8", "fpe-16"}
         if one["set"] in ("clinc150", "banking77"):
             assert alphas <= {"fpe-2", "fpe-4"}
-    bad = found.totals(large, "fpe-16", "dense")[2]
+    bad = found.totals(more, "fpe-16", "dense")[2]
     assert f"budgets is worse than dense at {bad} of 15 points" in prose
 
 
 def test_what_is_said_of_the_others(found, prose):
-    small, large = halves(found)
+    small, more = halves(found)
     for method in ("set", "rigl", "gradual", "recipe"):
         assert found.totals(small, method, "FPE") == [15, 0, 0]
     assert f"in one shot is, at {found.totals(small, 'one-shot', 'FPE')[0]}." in prose
-    for method in ("rigl", "gradual"):
-        better, _, worse = found.totals(large, method, "FPE")
-        assert (worse, f"better than it at {better} of 15 points each" in prose) == (0, True)
+    counts = [found.totals(more, method, "FPE") for method in ("set", "rigl", "gradual")]
+    told = "better than it at {}, {} and {} of 15 points and never worse"
+    assert told.format(*(better for better, _, _ in counts)) in prose
+    assert [worse for _, _, worse in counts] == [0, 0, 0]
     for method in ("static-uniform", "static-erk"):
         assert found.totals((), "FPE", method)[0] > 15
     early = found.totals(small, "fpe-at-0", "fpe-4")[0]
@@ -182,61 +199,96 @@ def test_what_is_said_of_linear_classifiers_and_large_budgets(found, prose):
     assert f"most {behind[0]:.1f} points behind" in prose
     assert f"the best FPE at most {behind[1]:.1f}." in prose
     assert f"The recipe is at most {behind[2]:.1f} behind" in prose
-    assert "better" not in [found.verdict(point) for point in last]
-    assert [found.best(p) for p in last] == ["rigl", "rigl", "gradual", "recipe", "rigl"]
+    ahead = [p for p in last if found.verdict(p) == "better"]
+    assert len(ahead) == 3
+    most = max(found.against(p, "recipe", found.rival(p)).difference for p in ahead)
+    assert f"ahead on three data sets, by {most:.1f} points at most" in prose
 
 
-def test_what_is_said_of_the_points_that_are_lost(found, prose):
-    lost = [point for point in found.points() if found.verdict(point) == "worse"]
-    budgets = {one["set"]: one["budgets"] for one in found.sets}
-    assert all(budget in budgets[short][-2:] for short, budget in lost)
-    for short, budget in lost:
-        ours = found.cells[short, budget, "recipe"]
-        share = budget / ours["plan"]["weights"]
-        assert share < 0.15 if short == "fashionmnist" else 0.34 < share < 0.4
-    fashion = [p for p in lost if p[0] == "fashionmnist"]
-    assert len(fashion) == 2
-    for point in fashion:
-        plan = found.cells[*point, found.rival(point)]["plan"]
-        assert (plan["lr"], plan["dropout"], plan["smooth"]) == (1e-3, 0, 0.1)
-        assert not any(
-            (one.lr, one.dropout, one.smooth) == (1e-3, 0, 0.1)
-            for one in recipe.plans(point[1], 784, 10)
-        )
-    held = [found.cells["banking77", 99869, m]["held_out"] for m in ("rigl", "recipe")]
-    tested = found.against(("banking77", 99869), "rigl", "recipe").difference
-    assert f"{held[0] - held[1]:.2f} points apart on held-out samples and {tested:.2f} on" in prose
+def test_what_is_said_of_the_points_that_remain(found, earlier, prose):
+    level = [point for point in found.points() if found.verdict(point) == "level"]
+    tests = {point: found.against(point, "recipe", found.rival(point)) for point in level}
+    below = sorted((p for p in level if tests[p].difference < 0), key=lambda p: tests[p].p)
+    assert len(below) == 5
+    assert below[:3] == [("banking77", 99869), ("coarse", 39995), ("coarse", 16010)]
+    told = "largest budget (p = {:.3f}) and the superclasses' 39,995 (p = {:.3f}) and 16,010 (p = "
+    first, second, third = (tests[point].p for point in below[:3])
+    assert told.format(first, second) + f"{third:.3f})" in prose
+    then, now = earlier.mean("dd69b8b", below[2]), found.mean(below[2], "recipe")
+    assert f"did better, {then:.2f} instead of {now:.2f}" in prose
+    old = earlier.against("dd69b8b", below[2])
+    assert old.significant
+    assert old.difference > 0
+    assert earlier.others["dd69b8b"][below[2]]["method"] == "rigl"
+    rivals = [found.cells[*point, found.rival(point)] for point in level]
+    alike = [cell for cell in rivals if cell["method"] in ("gradual", "set", "rigl")]
+    assert len(alike) == 6
+    dense = {
+        (one["set"], budget): width
+        for one in found.sets
+        for budget, width in zip(one["budgets"], one["widths"], strict=True)
+    }
+    times = [cell["plan"]["hidden"] / dense[cell["set"], cell["budget"]] for cell in alike]
+    assert (round(min(times)), round(max(times))) == (2, 9)
 
 
-def test_what_is_said_of_the_first_run(found, prose):
-    assert [cell["set"] for cell in found.first] == ["banking77"] * 6
-    lost = []
-    for cell in found.first[-2:]:
-        point = cell["set"], cell["budget"]
-        lost.append(compare(found.accuracy(point, found.rival(point)), cell["accuracy"]).difference)
-        assert cell["budget"] >= 77 * 385  # the budget holds the linear classifier
+def test_what_is_said_of_the_earlier_runs(docs, found, earlier, prose):
+    assert list(earlier.ours) == ["acdc165", "dd69b8b"]
+    assert {short for short, _ in earlier.ours["acdc165"]} == {"banking77"}
+    assert list(earlier.ours["dd69b8b"]) == found.points()
+    lost = [-earlier.against("acdc165", ("banking77", b)).difference for b in (39809, 99869)]
     assert f"it was {lost[0]:.2f} and {lost[1]:.2f} points below" in prose
-    second = found.first[1]
-    change = compare(found.accuracy(("banking77", 2387), "recipe"), second["accuracy"]).difference
-    assert second["budget"] == 2387
-    assert f"the accuracy differs by {change:.2f} points" in prose
+    better, level, worse = earlier.totals("dd69b8b")
+    assert f"better at {better} points, level at {level} and worse at {worse}" in prose
+    assert docs.frontier_earlier.changed(found) == large(found)
+    assert len(large(found)) == 10  # "the ten points"
+    for point in found.points():  # the other settings were not changed
+        then, now = earlier.ours["dd69b8b"][point], found.cells[*point, "recipe"]
+        if point not in large(found) and then["setting"] == now["setting"]:
+            assert then["plan"].items() <= now["plan"].items()
+    won = [
+        point
+        for point in found.points()
+        if point not in large(found)
+        and found.verdict(point) == "better"
+        and not earlier.against("dd69b8b", point).significant
+    ]
+    assert won == [("cifar100", 39945), ("clinc150", 6035)]  # "two of the points"
+    other = earlier.others["dd69b8b"][won[0]]
+    assert other["setting"] != found.cells[*won[0], other["method"]]["setting"]  # "its rival's"
+    own = earlier.ours["dd69b8b"][won[1]]
+    assert own["setting"] != found.cells[*won[1], "recipe"]["setting"]  # "the recipe's"
 
 
-def test_the_recipe_is_told_as_it_is(prose):
-    few, many = recipe.plans(5_000, 512, 100), recipe.plans(60_000, 512, 100)
-    h, wide = recipe.hidden_for(5_000, 512, 100), recipe.hidden_for(60_000, 512, 100)
-    assert (h, recipe.LEAST_HIDDEN) == (128, 128)
-    for number, (one, other) in enumerate(zip(few, many, strict=True), 1):
-        first = "with h neurons" if one.hidden == h else "linear alone"
-        dials = f"{one.lr:g} | {one.dropout:g} | {one.smooth:g}"
-        last = "the same"
-        if (other.hidden, other.lr) != (one.hidden and wide, one.lr):
-            times = "" if other.hidden == wide else f"{other.hidden // wide} "
-            last = f"with {times}h neurons, rate {other.lr:g}, "
-            last += f"dropout {other.dropout:g}, smoothing {other.smooth:g}"
-        assert f"| {number} | {first} | {dials} | {last} |" in prose
-    assert {plan.decay for plan in few + many} == {0.3}
-    prune = few[0].prune
-    assert {plan.prune for plan in few + many} == {prune}
-    assert (prune.begin, prune.end, prune.power) == (0.1, 0.75, 5.0)
-    assert prune.saliency == "second-order"
+def test_what_is_said_of_the_strong_decay(found, prose):
+    others = [
+        cell
+        for (short, budget, method), cell in found.cells.items()
+        if method != "recipe" and (short, budget) in large(found)
+    ]
+    strong = sum(cell["plan"]["decay"] == 1 for cell in others)
+    assert f"in {strong} of their {len(others)} cells with such budgets" in prose
+    for cell in found.cells.values():
+        if (cell["set"], cell["budget"]) not in large(found):
+            assert cell["plan"]["decay"] != 1
+
+
+@pytest.mark.parametrize("budget", [5_000, 60_000])
+def test_the_recipe_is_told_as_it_is(prose, budget):
+    plans, h = recipe.plans(budget, 512, 100), recipe.hidden_for(budget, 512, 100)
+    for number, one in enumerate(plans, 1):
+        assert one.hidden in (0, 4 * h if budget == 60_000 else h)
+        hidden = f"{'4 ' if budget == 60_000 else ''}h neurons"
+        what = f"linear and {hidden}" if one.direct else hidden
+        dials = f"{one.lr:g} | {one.decay:g} | {one.dropout:g} | {one.smooth:g}"
+        assert f"| {number} | {what if one.hidden else 'linear alone'} | {dials} |" in prose
+        assert (one.prune.begin, one.prune.end, one.prune.power) == (0.1, 0.75, 5.0)
+        assert one.prune.saliency == "second-order"
+    assert recipe.LEAST_HIDDEN == 128
+
+
+def test_how_wide_the_recipe_is(prose):
+    assert {one.hidden for one in recipe.plans(300_000, 512, 100)} == {1024}  # h is 1,024
+    assert {one.hidden for one in recipe.plans(200_000, 512, 100)} == {1024}  # h is 512
+    assert {one.hidden for one in recipe.plans(600_000, 512, 100)} == {2048}  # h is 2,048
+    assert "4 h neurons, but no more than 1,024, unless h itself is more" in prose

@@ -1,4 +1,4 @@
-"""The recipe we recommend: the best, or level with it, at most points of the study ``frontier``.
+"""The recipe we recommend: the best, or level with it, at all points of the study ``frontier``.
 
 A linear classifier, alone or beside a hidden layer, or a wide hidden layer alone, starts with all
 its weights and is pruned gradually by second-order saliency. Which of six settings is best is tried
