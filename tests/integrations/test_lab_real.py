@@ -72,7 +72,7 @@ def test_the_frontier_is_reported_by_one_name(lab, tmp_path):
 
 
 def test_a_name_for_several_leaves_out_what_there_is_no_data_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("fissile.cli.lab.find_set", lambda name: None)
+    monkeypatch.setattr("fissile.cli.run.find_set", lambda name: None)
     done = called("run", "ablation", "--scale", "smoke", "--out", tmp_path / "lab", code=1)
     assert "ablation-coarse (needs cifar100-coarse-efficientnet-lite2)" in done.stderr
     assert "there is nothing to run" in done.stderr

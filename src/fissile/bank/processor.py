@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import queue
 import threading
 import time
@@ -20,6 +19,7 @@ from fissile.bank.record import Record
 from fissile.bank.spec import Data, Dense, Expand
 from fissile.bank.stack import Stack
 from fissile.bank.wide import WideLayer, first_index, linear_layers, read, stages, write
+from fissile.cores import cores
 
 if TYPE_CHECKING:
     from fissile.bank.cpu import Samples
@@ -61,7 +61,7 @@ def run(
     samples: SampleSets = {}
     jobs = [_Job(stack, until, samples) for stack in stacks]
     news, halt = _News(), threading.Event()
-    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(cores())
     try:
         futures = [
             pool.submit(job.train, rows, halt, news) for job in jobs for rows in job.blocks()

@@ -7,6 +7,7 @@ from math import prod
 from typing import ClassVar
 
 from fissile.errors import FissileError, whole
+from fissile.lab import cost
 from fissile.lab.keys import key_of
 from fissile.lab.methods import METHODS, SETTINGS
 from fissile.lab.task import Features
@@ -26,7 +27,8 @@ class Contender:
     4430
 
     Its six settings are tried on held-out training samples; the best is trained on all of them,
-    and tested once. Trials of a cell share that search, which is the same whenever it is done.
+    and tested once. Trials of a cell share that search. On a processor it is the same whenever it
+    is done; on a GPU sums depend on what is trained beside, and close settings may change places.
     """
 
     kind: ClassVar[str] = "contender"
@@ -87,6 +89,11 @@ class Contender:
         """Estimate the seconds on two cores."""
         weights = max(plan.weights(self.inputs, self.task.outputs) for plan in self.plans)
         return self.steps * (1e-4 + weights * (5e-9 + 1.5e-10 * self.batch))
+
+    @property
+    def memory(self) -> int:
+        """Estimate the bytes on a device; the search, which trials share, counts for the first."""
+        return cost.contender_bytes(self)
 
     def columns(self) -> dict[str, object]:
         """Return the trial as a row of a table."""

@@ -11,13 +11,14 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 
+from fissile.cores import keep_to
 from fissile.lab.trial import Images, Work
 
 __all__ = ["default_jobs", "pool"]
 
 
-def default_jobs(device: str, works: Sequence[Work] = ()) -> int:
-    """Return how many processes suit a device.
+def default_jobs(device: str, works: Sequence[Work] = (), cores: int | None = None) -> int:
+    """Return how many processes suit a device, beside so many cores; by default this machine's.
 
     On a GPU small networks wait for launches, compilations and measures, and one process leaves
     the chip idle; on a processor a bank takes all cores by itself, and convolutional networks fill
@@ -25,7 +26,8 @@ def default_jobs(device: str, works: Sequence[Work] = ()) -> int:
     """
     if any(isinstance(getattr(work, "task", None), Images) for work in works):
         return 1
-    return max(1, min(8, (os.cpu_count() or 1) // 2)) if device.startswith("cuda") else 1
+    cores = os.cpu_count() or 1 if cores is None else cores
+    return max(1, min(8, cores // 2)) if device.startswith("cuda") else 1
 
 
 @contextmanager
@@ -53,9 +55,7 @@ def pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 def _begin(threads: int) -> None:
     """Prepare a process: its share of the cores, and an end with its parent's."""
-    import torch
-
-    torch.set_num_threads(threads)
+    keep_to(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_follow_parent, daemon=True).start()
 

@@ -12,95 +12,43 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import dataclass, field
 from functools import partial
-from math import inf
-from typing import ParamSpec, TypeVar
+from math import ceil, inf
+from typing import Any
 
 from fissile.errors import FissileError
 from fissile.lab.compute import Outcome, compute
+from fissile.lab.lanes import (
+    BATCH,
+    Halt,
+    Here,
+    Lane,
+    Lanes,
+    Least,
+    Lost,
+    Pending,
+    Report,
+    Unit,
+    batches,
+)
 from fissile.lab.store import Provenance, Store
 from fissile.lab.trial import Contender, Features, Images, Trial, Work
+from fissile.lab.watch import Tally, Watcher
 from fissile.vision.train import SIDE_BY_SIDE
 
-__all__ = ["Here", "RunFailed", "Tally", "batches", "run"]
+__all__ = ["Here", "RunFailed", "Tally", "Watcher", "batches", "run", "side_by_side"]
 
 _log = logging.getLogger("fissile")
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-Flying = dict["Future[list[Outcome]]", list[Work]]
 
-#: How much work goes into a batch, in estimated seconds on two cores: what ``kill -9`` may cost.
-#: A GPU wants more networks side by side, and is done with them as soon.
-_BATCH = {"cpu": 6.0, "cuda": 7.0}
-_POLL = 0.5  # seconds between looks at trials that another process is computing
-
-
-class Here(Executor):
-    """Computes what it is given at once, in this thread, where Ctrl-C reaches it."""
-
-    def submit(
-        self,
-        fn: Callable[Parameters, Result],
-        /,
-        *args: Parameters.args,
-        **kwargs: Parameters.kwargs,
-    ) -> Future[Result]:
-        """Call the function and return its finished future."""
-        future: Future[Result] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+_POLL = 0.5  # seconds between looks at what other processes and workers are doing
+_RETRIES = 3  # for a batch whose worker has died
 
 
 class RunFailed(FissileError):
     """Some trials could not be computed; all others are stored."""
-
-
-@dataclass
-class Tally:
-    """What a run did."""
-
-    found: int = 0  # trials that were stored already
-    computed: int = 0
-    left: int = 0  # for want of time
-    elsewhere: int = 0  # computed by another process meanwhile
-    failed: dict[str, int] = field(default_factory=dict)  # trials by error message
-
-    def text(self) -> str:
-        """Say it in a line."""
-        parts = [f"{self.computed:,} trials computed", f"{self.found:,} found in the store"]
-        if self.elsewhere:
-            parts.append(f"{self.elsewhere:,} computed by another process")
-        if self.left:
-            parts.append(f"{self.left:,} left for want of time")
-        if self.failed:
-            parts.append(f"{sum(self.failed.values()):,} failed")
-        return ", ".join(parts)
-
-
-class Watcher:
-    """Is told how a run goes; this one does not care. See :mod:`fissile.lab.progress`."""
-
-    def begin(self, trials: int, cost: float) -> None:
-        """Hear how much is to be done."""
-
-    def advance(self, trials: int, cost: float) -> None:
-        """Hear what has been done."""
-
-    def start(self, cost: float) -> None:
-        """Hear how much the next batch is."""
-
-    def within(self, share: float) -> None:
-        """Hear which share of the batch in this process is done."""
-
-    def idle(self, trials: int) -> None:
-        """Hear that another process has the last trials."""
 
 
 def run(
@@ -113,8 +61,11 @@ def run(
     every: float | None = None,
     within: float | None = None,
     watcher: Watcher | None = None,
+    lanes: Lanes | None = None,
 ) -> Tally:
     """Compute the trials that the store does not hold, and store each batch as it is finished.
+
+    >>> run(works, store, device="cuda", within=600)
 
     Args:
         works: the trials; those that several studies share are computed once.
@@ -125,6 +76,8 @@ def run(
         every: estimated seconds of work on two cores after which results are stored.
         within: seconds after which no batch is begun; first trials of all cells then come first.
         watcher: is told of the progress.
+        lanes: several kinds of workers, in place of the executor, its device and its batches;
+            see :mod:`fissile.lab.cluster`.
 
     Returns:
         A tally. Trials that cannot be computed do not stop the others; then RunFailed is raised.
@@ -136,19 +89,23 @@ def run(
         missing.sort(key=lambda work: work.number)
     tally.found = len(works) - len(missing)
     watcher.begin(len(missing), sum(work.cost for work in missing))
-    # Only a batch in this process can tell how far it is; elsewhere it must stand alone.
-    runner = _Runner(store, executor or Here(), compute, device, in_flight, watcher, tally)
-    if executor is None:
-        runner.job = partial(compute, on_steps=watcher.within, on_outcomes=runner.keep)
+    runner = _Runner(store, watcher, tally)
     runner.until = inf if within is None else time.monotonic() + within
-    size = _BATCH["cuda" if device.startswith("cuda") else "cpu"] if every is None else every
+    if lanes is None:
+        lane = _lane(missing, executor, device, in_flight, every)
+        lanes = partial(list, [lane])
+        if executor is None:  # only a batch in this process can tell how far it is
+            keep = partial(runner.keep, lane)
+            runner.job = partial(compute, on_steps=watcher.within, on_outcomes=keep)
     try:
-        runner.run(missing, size, _side_by_side(missing, device, alone=executor is None))
+        runner.run(missing, lanes)
     except BrokenExecutor as error:
         raise RunFailed(
             f"a process that computes was killed, perhaps for want of memory ({error}); what is "
             "stored is kept: run again, with fewer jobs"
         ) from None
+    except Halt as error:
+        raise RunFailed(f"{error}; what is stored is kept: the same command goes on") from None
     finally:
         store.release(work.key for work in missing)
     if tally.failed:
@@ -168,13 +125,34 @@ def _check_bound(works: Sequence[Work]) -> None:
             )
 
 
-def _side_by_side(works: Sequence[Work], device: str, *, alone: bool) -> int:
-    """Return how many networks a batch needs to keep a device busy, however long they take."""
-    if device.startswith("cuda") and any(isinstance(work, Contender) for work in works):
-        return len(works)  # whatever sees the same data is one graph
-    if any(isinstance(work, Trial) and isinstance(work.task, Images) for work in works):
-        return SIDE_BY_SIDE if device.startswith("cuda") else 1
-    return (os.cpu_count() or 1) if device == "cpu" and alone else 1
+def _lane(
+    works: Sequence[Work], executor: Executor | None, device: str, slots: int, every: float | None
+) -> Lane:
+    """Return the only lane of a run on this machine."""
+    alone = executor is None
+    return Lane(
+        Here() if executor is None else executor,
+        device,
+        slots,
+        size=BATCH["cuda" if device.startswith("cuda") else "cpu"] if every is None else every,
+        networks=side_by_side(works, device, cores=(os.cpu_count() or 1) if alone else 1),
+        provenance=Provenance.here(device),
+    )
+
+
+def side_by_side(works: Sequence[Work], device: str, *, cores: int = 1, workers: int = 1) -> Least:
+    """Say how many networks a batch needs to keep a device busy, however long they take."""
+    on_chip = device.startswith("cuda")
+    cells = len({work.network() for work in works if isinstance(work, Contender)})
+
+    def least(work: Work) -> int:
+        if on_chip and isinstance(work, Contender):
+            return ceil(cells / workers)  # whatever sees the same data is one graph
+        if isinstance(work, Trial) and isinstance(work.task, Images):
+            return SIDE_BY_SIDE if on_chip else 1
+        return 1 if on_chip else cores
+
+    return least
 
 
 def _missing(works: Iterable[Work], store: Store) -> list[Work]:
@@ -184,53 +162,68 @@ def _missing(works: Iterable[Work], store: Store) -> list[Work]:
 
 
 class _Runner:
-    def __init__(
-        self,
-        store: Store,
-        executor: Executor,
-        job: Callable[..., list[Outcome]],
-        device: str,
-        in_flight: int,
-        watcher: Watcher,
-        tally: Tally,
-    ) -> None:
-        self.store, self.executor, self.job, self.device = store, executor, job, device
-        self.in_flight, self.watcher, self.tally = in_flight, watcher, tally
-        self.provenance = Provenance.here(device)
-        self.flying: Flying = {}
-        self.pending: deque[list[Work]] = deque()
+    """Hands batches to lanes and stores what comes back: the one place where a run is counted."""
+
+    def __init__(self, store: Store, watcher: Watcher, tally: Tally) -> None:
+        self.store, self.watcher, self.tally = store, watcher, tally
+        self.job: Callable[..., list[Outcome]] = compute
         self.until = inf
+        self.pending = Pending()
+        self.flying: dict[Future[Any], tuple[Lane, list[Work]]] = {}
+        self.died: Counter[str] = Counter()  # workers, by the first key of the batch they had
         self.kept: set[str] = set()  # stored while their batch was still at work
 
-    def run(self, missing: Sequence[Work], size: float, networks: int) -> None:
+    def run(self, missing: Sequence[Work], lanes: Lanes) -> None:
         """Go on until every trial is stored, by us or by another process, or has failed."""
-        cut = batches(missing, size, networks)
-        if self.until < inf:  # the first trials of all studies first
-            cut.sort(key=lambda batch: max(work.number for work in batch))
-        elif self.in_flight > 1:  # the longest first, or one of them ends alone
-            cut.sort(key=lambda batch: -sum(work.cost for work in batch))
-        self.pending, taken = deque(cut), list[Work]()  # taken: another process is at it
+        self.pending = Pending(missing, self._rank(lanes()))
+        taken = list[Work]()  # another process is at it
         while self.pending or self.flying or taken:
             if time.monotonic() > self.until:
-                self.tally.left += sum(map(len, self.pending)) + len(taken)
-                self.pending, taken = deque(), []
-            while self.pending and len(self.flying) < self.in_flight:
-                self.watcher.start(sum(work.cost for work in self.pending[0]))
-                taken += self._start(self.pending.popleft())
+                self.tally.left += self.pending.clear() + len(taken)
+                taken = []
+            taken += self._fill(lanes())
             if self.flying:
                 self._land()
             elif taken and not self.pending:
                 self.watcher.idle(len(taken))
                 time.sleep(_POLL)
-                left = batches(self._left(taken), size, networks)
-                self.pending, taken = deque(left), []
+                self.pending.add(self._left(taken))
+                taken = []
+            elif self.pending:  # for which there is no worker at the moment
+                time.sleep(_POLL)
 
-    def _start(self, batch: list[Work]) -> list[Work]:
+    def _rank(self, lanes: Sequence[Lane]) -> Callable[[Unit], float]:
+        """Say what comes first."""
+        if self.until < inf:
+            return lambda unit: unit.number  # the first trials of all studies
+        if sum(lane.slots for lane in lanes) > 1:
+            return lambda unit: -unit.cost  # the longest, or one of them ends alone
+        return lambda unit: 0.0
+
+    def _fill(self, lanes: Sequence[Lane]) -> list[Work]:
+        """Give every lane as much as it takes; return what another process is computing."""
+        taken = list[Work]()
+        slots = sum(lane.slots for lane in lanes)
+        for lane in lanes:
+            mine = [future for future, (whose, _) in self.flying.items() if whose is lane]
+            if not lane.slots:  # its workers have gone
+                for future in mine:
+                    future.cancel()
+            free = lane.slots - len(mine)
+            while self.pending and free > 0:
+                batch = lane.cut(self.pending, slots)
+                self.watcher.start(sum(work.cost for work in batch))
+                before = len(self.flying)
+                taken += self._start(batch, lane)
+                free -= len(self.flying) - before
+        return taken
+
+    def _start(self, batch: list[Work], lane: Lane) -> list[Work]:
         """Submit what nobody else has stored or is computing; return what somebody is."""
         claimed = self.store.claim(work.key for work in batch)
         mine = [work for work in batch if work.key in claimed]
         for part in batches(mine, float("inf")):
-            self.flying[self.executor.submit(self.job, part, self.device)] = part
+            self.flying[lane.executor.submit(self.job, part, lane.device)] = lane, part
         return self._left([work for work in batch if work.key not in claimed])
 
     def _left(self, works: list[Work]) -> list[Work]:
@@ -243,31 +236,43 @@ class _Runner:
         self._advance(found)
         return left
 
-    def keep(self, outcomes: list[Outcome]) -> None:
+    def keep(self, lane: Lane, outcomes: list[Outcome]) -> None:
         """Store what is finished before the rest of its batch."""
-        self.store.add(outcomes, self.provenance)
+        assert lane.provenance is not None
+        self.store.add(outcomes, lane.provenance)
         self.kept |= {one.work.key for one in outcomes}
 
     def _land(self) -> None:
-        done, _ = wait(self.flying, return_when=FIRST_COMPLETED)
+        done, _ = wait(self.flying, timeout=_POLL, return_when=FIRST_COMPLETED)
         for future in done:
-            batch = self.flying.pop(future)
+            lane, batch = self.flying.pop(future)
             error = future.exception()
             if error is None:
-                self.store.add(future.result(), self.provenance)
-                self.tally.computed += len(batch)
-                self._advance(batch)
-            elif isinstance(error, BrokenExecutor):
+                self._store(batch, lane, future.result())
+            elif isinstance(error, BrokenExecutor | Halt):
                 raise error
+            elif isinstance(error, Lost) and self.died[batch[0].key] < _RETRIES:
+                self.died[batch[0].key] += 1
+                self.pending.again(batch)
             else:
                 self._failed(batch, error)
 
+    def _store(self, batch: list[Work], lane: Lane, found: Report | list[Outcome]) -> None:
+        if not isinstance(found, Report):
+            assert lane.provenance is not None
+            found = Report(found, lane.provenance)
+        self.store.add(found.outcomes, found.provenance)
+        self.tally.computed += len(batch)
+        self._advance(batch)
+        if found.worker:
+            self.watcher.worked(found.worker, len(batch), found.seconds)
+
     def _failed(self, batch: list[Work], error: BaseException) -> None:
         """Try the networks of a batch one by one; count what fails even so."""
-        alone = batches(batch, 0.0)
-        if len(alone) > 1:
+        if len({work.network() for work in batch}) > 1:
             self.store.release(work.key for work in batch)
-            self.pending.extend(alone)
+            self.died.pop(batch[0].key, None)
+            self.pending.alone(batch)
             return
         text = str(error) or type(error).__name__
         _log.warning("%d trials failed: %s", len(batch), text, exc_info=_surprise(error))
@@ -281,35 +286,4 @@ class _Runner:
 
 def _surprise(error: BaseException) -> BaseException | None:
     """Return an error worth a traceback: one that is not ours."""
-    return None if isinstance(error, FissileError) else error
-
-
-def batches(works: Sequence[Work], cost: float, networks: int = 1) -> list[list[Work]]:
-    """Cut trials into batches of about so many estimated seconds, to be computed side by side.
-
-    >>> batches(STUDIES["codes"].works("smoke"), cost=8.0)
-
-    The arms of a network stay together: they share its warm-up. A batch has at least so many
-    networks, however long they take: on a processor, each keeps one core busy.
-    """
-    found: dict[Work, list[Work]] = {}
-    for work in works:
-        found.setdefault(work.network(), []).append(work)
-    alike: dict[object, list[list[Work]]] = {}
-    for network, arms in found.items():
-        key = network.batch_key(), frozenset(getattr(work, "arm", None) for work in arms)
-        alike.setdefault(key, []).append(arms)
-    return [batch for group in alike.values() for batch in _cut(group, cost, networks)]
-
-
-def _cut(group: Sequence[list[Work]], cost: float, networks: int) -> list[list[Work]]:
-    found: list[list[Work]] = [[]]
-    spent, count = 0.0, 0
-    for arms in group:
-        if found[-1] and spent >= cost and count >= networks:
-            found.append([])
-            spent, count = 0.0, 0
-        found[-1] += arms
-        spent += sum(work.cost for work in arms)
-        count += 1
-    return found
+    return None if isinstance(error, FissileError | Lost) else error

@@ -162,6 +162,11 @@ class Trial:
         steps = epochs * -(-self.task.samples // self.recipe.batch)
         return steps * cost.step(self) + cost.measures(self)
 
+    @property
+    def memory(self) -> int:
+        """Estimate the bytes that this network adds to a device while it trains."""
+        return cost.network_bytes(self)
+
     def columns(self) -> dict[str, object]:
         """Return the trial as a row of a table: what it is, without what came of it."""
         load = self.task.clauses if isinstance(self.task, Boolean) else self.task.outputs
@@ -215,6 +220,11 @@ class Sampling:
     def cost(self) -> float:
         """Estimate the seconds, from measured runs."""
         return 1.3e-8 * self.networks * self.alpha * self.neurons * self.literals
+
+    @property
+    def memory(self) -> int:
+        """Estimate the bytes that drawing the networks takes."""
+        return cost.sampling_bytes(self)
 
     @property
     def formula(self) -> RandomSparse:

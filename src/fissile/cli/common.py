@@ -1,0 +1,164 @@
+"""What the commands of the lab share: their options, who computes, and how results are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fissile.errors import FissileError
+from fissile.lab.pool import default_jobs, pool
+from fissile.lab.results import Results
+from fissile.lab.store import Store
+from fissile.lab.studies import SEVERAL, STUDIES
+from fissile.lab.study import SCALES
+from fissile.lab.trial import Work
+
+__all__ = [
+    "NAMES",
+    "OUT",
+    "Ids",
+    "Jobs",
+    "Out",
+    "Scale",
+    "cells",
+    "complete",
+    "duration",
+    "here",
+    "interruptible",
+    "parsed",
+    "print_status",
+    "print_verdicts",
+    "show",
+    "table_of",
+]
+
+
+def complete(incomplete: str) -> list[str]:
+    """Return the names that a word may become."""
+    return [name for name in (*STUDIES, *SEVERAL) if name.startswith(incomplete)]
+
+
+Scale = Enum("Scale", {name: name for name in SCALES}, type=str)  # type: ignore[misc]
+NAMES = "Studies; several at once: frontier or ablation, on every data set; or all of them: all."
+Ids = Annotated[list[str], typer.Argument(help=NAMES, autocompletion=complete)]
+Out = Annotated[Path, typer.Option(help="The folder of the store.", envvar="FISSILE_LAB")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Batches side by side; by default 1, on a GPU up to 8, on Ray all workers."
+    ),
+]
+OUT = Path("fissile-lab")
+
+
+@contextmanager
+def here(jobs: int | None, device: str, works: Sequence[Work] = ()) -> Iterator[dict[str, Any]]:
+    """Say, in the words of :func:`fissile.lab.run.run`, who computes: this process, or several."""
+    count = default_jobs(device, works) if jobs is None else jobs
+    with pool(count) if count > 1 else nullcontext() as executor:
+        yield {"executor": executor, "device": device, "in_flight": count}
+
+
+@contextmanager
+def interruptible(store: Store) -> Iterator[None]:
+    """Say what Ctrl-C has left, and end with its exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stored = f"{store.count():,} trials are stored in {store.path}"
+        typer.echo(f"Stopped. {stored}; the same command goes on.", err=True)
+        raise typer.Exit(130) from None
+
+
+def duration(seconds: float) -> str:
+    """Say how long something takes."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _status(found: Results) -> list[str]:
+    wanted, words = found.run, [verdict.status for _, verdict in found.verdicts]
+    changes = " ".join(f"{name}={value}" for name, value in wanted.told.items())
+    counts = [str(words.count(status)) for status in ("holds", "not significant", "fails")]
+    done = f"{len(found.rows):,} of {len(found.works):,}"
+    trials = "" if wanted.trials is None else str(wanted.trials)
+    return [wanted.study, wanted.scale, trials, changes, done, *counts, duration(found.seconds)]
+
+
+def print_status(found: list[Results]) -> None:
+    """Print how far runs are, a row for each."""
+    table = table_of(
+        "study", "scale", "trials", "changed", "done", "holds", "n.s.", "fails", "time"
+    )
+    for one in found:
+        table.add_row(*_status(one))
+    show(table)
+    typer.echo("n.s.: not significant. The time is that of the trials, wherever they ran.")
+
+
+def print_verdicts(found: Results) -> None:
+    """Print what became of a study's claims."""
+    table = table_of("claim", "verdict", "numbers", title=f"{found.study.id}: {found.study.title}")
+    for claim, verdict in found.verdicts:
+        table.add_row(claim.text, verdict.status, verdict.numbers)
+    show(table)
+
+
+def table_of(*columns: str, title: str | None = None) -> Table:
+    """Return a table whose first column is never cut."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for number, name in enumerate(columns):
+        table.add_column(name, no_wrap=number == 0 and name == "study")
+    return table
+
+
+def show(table: Table) -> None:
+    """Print a table."""
+    Console().print(table)
+
+
+def parsed(changes: Sequence[str]) -> dict[str, object]:
+    """Read ``--set`` options: numbers as numbers, ``none`` as nothing, the rest as words."""
+    found: dict[str, object] = {}
+    for text in changes:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise FissileError(f"--set takes KEY=VALUE, not {text!r}; for example --set train=5000")
+        found[name.replace("-", "_")] = _value(value)
+    return found
+
+
+def cells(works: list[Work], only: Sequence[str]) -> list[Work]:
+    """Return the trials of the cells that were asked for."""
+    for text in only:
+        name, equals, values = text.partition("=")
+        wanted = [_value(value) for value in values.split(",")]
+        known = {column for work in works for column in work.columns()}
+        if not equals or name not in known:
+            raise FissileError(
+                f"--only takes KEY=VALUE,..., not {text!r}; keys are {', '.join(sorted(known))}"
+            )
+        works = [work for work in works if work.columns().get(name) in wanted]
+        if not works:
+            raise FissileError(f"there is no cell with {text}")
+    return works
+
+
+def _value(text: str) -> object:
+    if text.lower() == "none":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

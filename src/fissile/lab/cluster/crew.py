@@ -1,0 +1,165 @@
+"""The lanes of a cluster: what its nodes have, looked at anew as they come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, inf
+from textwrap import shorten
+from typing import Any
+
+from fissile.errors import FissileError
+from fissile.lab.cluster.connect import answers
+from fissile.lab.cluster.task import CORES
+from fissile.lab.cluster.workers import BASE, Depot, Workers
+from fissile.lab.lanes import BATCH, Halt, Lane
+from fissile.lab.pool import default_jobs
+from fissile.lab.run import side_by_side
+from fissile.lab.trial import Work
+
+__all__ = ["Crew", "Node", "Shares", "nodes_of", "shares_of"]
+
+_LOOK = 2.0  # seconds between looks at the cluster
+_PATIENCE = 60.0  # seconds that a cluster may be without workers
+_SILENCE = 20.0  # seconds that it may be silent
+_ROOM = 8 << 30  # bytes of a GPU, until one has told how many it has
+
+#: What goes into a batch, in estimated seconds on two cores, of which a worker has one.
+_BATCH = {"cuda": BATCH["cuda"], "cpu": BATCH["cpu"] * CORES / 2}
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a machine of the cluster has."""
+
+    cpus: int
+    gpus: int
+    memory: float
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many workers of each kind a cluster has, and what each may take."""
+
+    cpus: int
+    gpus: int
+    per_gpu: int  # workers that share one
+    memory: float  # bytes for a batch on a processor
+
+
+def nodes_of(told: Iterable[Mapping[str, Any]]) -> list[Node]:
+    """Read what ``ray.nodes()`` says of the nodes that are alive.
+
+    >>> nodes_of([{"Alive": True, "Resources": {"CPU": 2.0, "memory": 8e9}}])
+    [Node(cpus=2, gpus=0, memory=8000000000.0)]
+    """
+    alive = [one.get("Resources", {}) for one in told if one["Alive"]]
+    return [
+        Node(int(one.get("CPU", 0)), int(one.get("GPU", 0)), float(one.get("memory", inf)))
+        for one in alive
+    ]
+
+
+def shares_of(nodes: Sequence[Node], works: Sequence[Work], device: str | None) -> Shares:
+    """Count the workers that trials may have.
+
+    >>> shares_of([Node(16, 1, 64e9)], works, device=None)
+
+    A GPU has several, each with a core of its own; the other cores work by themselves.
+    """
+    with_gpu = [node for node in nodes if node.gpus and device != "cpu"]
+    jobs = [default_jobs("cuda", works, cores=node.cpus // node.gpus) for node in with_gpu]
+    per_gpu = min(jobs, default=1)
+    cpus, gpus, memory = 0, 0, inf
+    for node in nodes:
+        taken = min(node.cpus, per_gpu * node.gpus) if device != "cpu" else 0
+        gpus += taken
+        own = 0 if device == "cuda" else min(node.cpus - taken, int(min(node.memory // BASE, 1e6)))
+        if own > 0:
+            cpus += own
+            memory = min(memory, node.memory / own - BASE)
+    return Shares(cpus, gpus, per_gpu, memory)
+
+
+class Crew:
+    """The workers of the cluster that this process is connected to, as lanes.
+
+    >>> with connected() as home:
+    ...     run(works, store, lanes=Crew(works, home).lanes)
+    """
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        home: str = "",
+        *,
+        device: str | None = None,
+        jobs: int | None = None,
+        every: float | None = None,
+    ) -> None:
+        self._works, self._home, self._device, self._jobs = works, home, device, jobs
+        depot = Depot()
+        self._workers = {kind: Workers(depot) for kind in _BATCH}
+        self._lanes = {
+            kind: Lane(self._workers[kind], kind, size=size if every is None else every)
+            for kind, size in _BATCH.items()
+        }
+        for lane in self._lanes.values():
+            lane.least = lane.size / 8
+        self._looked = self._heard = self._manned = time.monotonic()
+        self._look()
+        if not any(lane.slots for lane in self._lanes.values()):
+            raise FissileError(
+                f"no node of the cluster has {'a GPU' if device == 'cuda' else 'a core'} for us; "
+                "add one that has, or ask for another device"
+            )
+
+    def lanes(self) -> list[Lane]:
+        """Return the lanes as the cluster is now, that of the GPUs first."""
+        now = time.monotonic()
+        if now > self._looked + _LOOK:
+            self._looked = now
+            if not self._home or answers(self._home):
+                self._heard = now
+                self._look()
+            elif now > self._heard + _SILENCE:
+                raise Halt(f"the cluster at {self._home} does not answer any more")
+        if any(lane.slots for lane in self._lanes.values()):
+            self._manned = now
+        elif now > self._manned + _PATIENCE:
+            raise Halt(f"the cluster has had no worker for {_PATIENCE:.0f} seconds")
+        return list(self._lanes.values())
+
+    def dismiss(self) -> None:
+        """Call back every batch that is still out."""
+        for workers in self._workers.values():
+            workers.shutdown()
+
+    def _look(self) -> None:
+        nodes = _nodes()
+        shares = shares_of(nodes, self._works, self._device)
+        cuda, cpu = self._lanes["cuda"], self._lanes["cpu"]
+        most = inf if self._jobs is None else self._jobs
+        cuda.slots = int(min(_ahead(shares.gpus), most))
+        cpu.slots = int(min(_ahead(shares.cpus), most - cuda.slots))
+        cpu.memory = shares.memory
+        cuda.memory = (self._workers["cuda"].room or _ROOM) / shares.per_gpu
+        cuda.networks = side_by_side(self._works, "cuda", workers=max(1, shares.gpus))
+        for workers in self._workers.values():
+            workers.largest = max((node.memory for node in nodes if node.cpus), default=inf)
+        self._workers["cuda"].gpus = floor(1e4 / shares.per_gpu) / 1e4  # as finely as Ray counts
+
+
+def _ahead(workers: int) -> int:
+    """Return how many batches keep workers busy: one lies ready for whoever is done first."""
+    return workers + 1 if workers else 0
+
+
+def _nodes() -> list[Node]:
+    import ray
+
+    try:
+        return nodes_of(ray.nodes())  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever Ray says where nobody is any more
+        raise Halt(f"the cluster does not answer any more ({shorten(str(error), 200)})") from None

@@ -1,0 +1,152 @@
+"""A cluster's nodes, what a worker does, and what is shown of it; without Ray."""
+
+import os
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fissile import cores
+from fissile.data.generated import features
+from fissile.data.sets import Labelled
+from fissile.errors import FissileError
+from fissile.lab.classifier import Classifiers, load, provided
+from fissile.lab.cluster import task
+from fissile.lab.cluster.connect import answers
+from fissile.lab.cluster.crew import Node, Shares, nodes_of, shares_of
+from fissile.lab.cluster.workers import BASE
+from fissile.lab.compute import compute
+from fissile.lab.progress import Bar
+from fissile.lab.store import Provenance
+from fissile.lab.trial import Boolean, Features, Images, Sampling, Trial
+
+WORKS = [Trial(Boolean(train=64, test=64), warm_up=1, fine_tune=1)]
+
+# --- a cluster's nodes
+
+
+def told(alive=True, **resources):
+    return {"Alive": alive, "Resources": resources}
+
+
+def test_nodes_are_read_from_what_ray_says():
+    said = [told(CPU=4.0, GPU=1.0, memory=8e9), told(CPU=2.0, memory=4e9), told(False, CPU=8.0)]
+    assert nodes_of(said) == [Node(4, 1, 8e9), Node(2, 0, 4e9)]
+    assert nodes_of([told(object_store_memory=1e9)])[0].cpus == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "shares"),
+    [
+        (None, [Node(2, 0, 20e9)], (2, 0, 1)),
+        (None, [Node(16, 1, 64e9), Node(4, 0, 16e9)], (8 + 4, 8, 8)),  # a core for each on the GPU
+        (None, [Node(16, 4, 64e9)], (8, 8, 2)),
+        (None, [Node(1, 1, 8e9)], (0, 1, 1)),
+        ("cpu", [Node(16, 1, 64e9)], (16, 0, 1)),
+        ("cuda", [Node(16, 1, 64e9), Node(4, 0, 16e9)], (0, 8, 8)),
+        ("cuda", [Node(4, 0, 16e9)], (0, 0, 1)),
+        (None, [Node(64, 0, 10 * BASE)], (10, 0, 1)),  # no more than memory suffices for
+        (None, [], (0, 0, 1)),
+    ],
+)
+def test_how_many_workers_a_cluster_has(device, nodes, shares):
+    found = shares_of(nodes, WORKS, device)
+    assert (found.cpus, found.gpus, found.per_gpu) == shares
+
+
+def test_a_batch_on_a_processor_has_its_share_of_the_smallest_machine():
+    found = shares_of([Node(2, 0, 8e9), Node(4, 0, 8e9)], WORKS, None)
+    assert found == Shares(6, 0, 1, 2e9 - BASE)
+
+
+def test_a_convolutional_network_has_a_gpu_to_itself():
+    works = [Trial(Images("cifar100"), neurons=4)]
+    assert shares_of([Node(16, 1, 64e9)], works, "cuda").per_gpu == 1
+
+
+# --- what a worker does
+
+
+@pytest.fixture
+def unconfined(monkeypatch):
+    monkeypatch.setattr(task, "keep_to", lambda count: None)
+
+
+def test_a_worker_reports_what_it_computed_and_who_it_is(unconfined):
+    work = Sampling(networks=10)
+    report = task.perform(pickle.dumps((compute, [work], "cpu")))
+    assert [one.work for one in report.outcomes] == [work]
+    assert report.provenance == Provenance.here("cpu")
+    assert report.worker.endswith(f":{os.getpid()}")
+    assert report.seconds > 0
+
+
+def look(works, device):
+    """Stand in for computing: look at the data set."""
+    return load(works[0].task)
+
+
+def load_data(trial, found):
+    """Return the arrays as a bank takes them."""
+    with provided("cifar100-clip", found, "f"):
+        return Classifiers("cpu").spec(trial).data
+
+
+def test_a_worker_reads_the_data_set_it_is_given_in_place(unconfined):
+    made = features(inputs=512, classes=100, train=200, test=100)
+    fixed = Labelled(*(np.array(a) for a in (made.x, made.y, made.x_test, made.y_test)))
+    for array in (fixed.x, fixed.y, fixed.x_test, fixed.y_test):
+        array.flags.writeable = False  # as arrays in Ray's object store are
+    works = [Trial(Features("cifar100-clip", fingerprint="f"), warm_up=1, fine_tune=1)]
+    seen = task.perform(pickle.dumps((look, works, "cpu")), ("cifar100-clip", fixed, "f"))
+    assert seen.outcomes is fixed
+    assert load_data(works[0], fixed).x.shape == (200, 512)
+
+
+def test_a_data_set_that_is_handed_over_must_be_the_one_that_is_meant():
+    made, work = features(inputs=8, classes=2, train=20, test=10), Features("cifar100-clip")
+    with provided("cifar100-clip", made, "one"):
+        assert load(replace(work, fingerprint="one")) is made
+        with pytest.raises(FissileError, match="now hold one, not two"):
+            load(replace(work, fingerprint="two"))
+
+
+def test_a_process_keeps_to_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(cores, "_most", None)
+    threads = torch.get_num_threads()
+    assert cores.cores() == 64
+    try:
+        cores.keep_to(1)
+        assert (cores.cores(), torch.get_num_threads()) == (1, 1)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_worker_of_another_version_says_so_before_it_reads_anything():
+    said = task.entry()("9.9", b"not even a pickle", None)
+    assert "and this is 9.9; install the same version everywhere" in said
+
+
+# --- what is shown
+
+
+def test_the_bar_has_a_line_for_every_worker_but_not_for_too_many():
+    with Bar() as bar:
+        bar.begin(100, 10.0)
+        bar.worked("a:1", 10, 4.0)
+        bar.worked("a:1", 10, 4.0)
+        assert bar._lines() == ["  a:1: 20 trials, 2.5 a second"]
+        for number in range(10):
+            bar.worked(f"b:{number}", 1, 1.0)
+        lines = bar._lines()
+    assert len(lines) == 9
+    assert lines[-1] == "  and 3 more"
+
+
+def test_nobody_answers_where_nobody_is():
+    assert not answers("127.0.0.1:1")
+    assert not answers("ray://127.0.0.1:1")
+    assert not answers("nonsense")

@@ -1,0 +1,239 @@
+"""Lanes: how trials are cut and dealt, and what becomes of workers that die; without Ray."""
+
+from collections import deque
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from fissile.lab import run as running
+from fissile.lab.compute import Outcome
+from fissile.lab.lanes import Halt, Here, Lane, Lost, Pending, Report, memory_of
+from fissile.lab.run import RunFailed, Tally, Watcher, run
+from fissile.lab.store import Provenance, Store
+from fissile.lab.trial import Arm, Boolean, Contender, Features, Trial
+
+WHO = Provenance("0", "", "0", "a worker", "3")
+
+
+def tiny(**changes):
+    return Trial(Boolean(train=64, test=64), warm_up=1, fine_tune=1, **changes)
+
+
+def several(count, **changes):
+    return [tiny(number=number, **changes) for number in range(count)]
+
+
+def pretended(works, device="cpu"):
+    return [Outcome(work, {"accuracy": 0.5}, 0.1) for work in works]
+
+
+# --- what is pending
+
+
+def test_arms_stay_together_and_only_what_is_alike_goes_side_by_side():
+    arms = [tiny(number=n, arm=arm) for n in range(3) for arm in (Arm(), Arm("random", 2))]
+    longer = [replace(tiny(number=n), fine_tune=2) for n in range(2)]
+    pending = Pending([*arms, *longer])
+    assert len(pending) == 8
+    assert pending.cost == pytest.approx(sum(work.cost for work in (*arms, *longer)))
+    assert pending.take(0.0) == arms[:2]
+    assert pending.take(inf) == arms[2:]
+    assert pending.take(inf) == longer
+    assert not pending
+    assert pending.cost == pytest.approx(0)
+
+
+def test_a_batch_has_its_cost_its_networks_and_no_more_than_its_memory():
+    works = several(10)
+    one = works[0].cost
+    assert len(Pending(works).take(2.5 * one)) == 3
+    assert len(Pending(works).take(0.0, networks=4)) == 4
+    need = works[0].memory
+    assert len(Pending(works).take(inf, memory=3.5 * need)) == 3
+    assert len(Pending(works).take(inf, memory=need / 2)) == 1  # or it could never be computed
+
+
+def test_a_batch_needs_memory_for_its_data_too():
+    works = [Trial(Features("cifar100-clip"), neurons=4, number=number) for number in range(3)]
+    data = 4 * 60_000 * 512
+    assert memory_of(works) > sum(work.memory for work in works) + data
+    assert len(Pending(works).take(inf, memory=data + 2.5 * works[0].memory)) < 3
+
+
+def test_what_comes_first():
+    works = [*several(3, neurons=4), *several(3, neurons=32)]
+    cheap, dear = works[0].cost, works[3].cost
+    assert cheap < dear
+    longest = Pending(works, rank=lambda unit: -unit.cost)
+    assert [work.neurons for _ in range(6) for work in longest.take(0.0)] == [32] * 3 + [4] * 3
+    other = [replace(work, fine_tune=2) for work in works[:3]]
+    first = Pending([*works[:3], *other], rank=lambda unit: unit.number)
+    assert [work.number for _ in range(6) for work in first.take(0.0)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_what_was_lost_comes_next_and_what_failed_last():
+    works = several(6)
+    pending = Pending(works)
+    lost, failed = pending.take(0.0, networks=2), pending.take(0.0, networks=2)
+    pending.again(lost)
+    pending.alone(failed)
+    assert pending.take(0.0) == lost  # as it was
+    assert pending.take(inf) == works[4:]
+    assert [pending.take(inf), pending.take(inf)] == [[failed[0]], [failed[1]]]
+    pending.add(works)
+    assert pending.clear() == 6
+    assert not pending
+    assert pending.cost == 0
+
+
+def test_batches_shrink_towards_the_end_so_that_all_workers_have_one():
+    works = several(400)
+    one = works[0].cost
+    lane = Lane(Here(), size=19.5 * one, least=2.5 * one)
+    pending, sizes = Pending(works), []
+    while pending:
+        sizes.append(len(lane.cut(pending, slots=4)))
+    assert sizes[0] == 20
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-4:-1] == [3, 3, 3]
+    steady, pending = Lane(Here(), size=19.5 * one), Pending(works)
+    assert {len(steady.cut(pending, slots=4)) for _ in range(20)} == {20}
+
+
+# --- lanes that compute
+
+
+class Crowd(Executor):
+    """Workers that do what they are told next: compute, die, or refuse for good."""
+
+    def __init__(self, *orders, name="one"):
+        self.orders, self.name, self.seen = deque(orders), name, []
+
+    def submit(self, fn, /, works, device):
+        self.seen.append(list(works))
+        future, order = Future(), self.orders.popleft() if self.orders else None
+        if isinstance(order, Exception):
+            future.set_exception(order)
+        else:
+            future.set_result(Report((order or fn)(works, device), WHO, self.name, 2.0))
+        return future
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(running, "compute", pretended)
+    monkeypatch.setattr(running, "_POLL", 0.01)
+
+
+def test_lanes_take_from_one_pool_what_suits_each(tmp_path):
+    works, heard = several(12), []
+
+    class Ears(Watcher):
+        def worked(self, worker, trials, seconds):
+            heard.append((worker, trials, seconds))
+
+    large = Lane(Crowd(name="large"), "cuda", size=inf, networks=1)
+    large.memory = memory_of(works[:4])
+    small = Lane(Crowd(name="small"), size=0.0)
+    with Store(tmp_path) as store:
+        assert run(works, store, lanes=lambda: [large, small], watcher=Ears()) == Tally(computed=12)
+        assert {row.provenance for row in store.rows([work.key for work in works])} == {WHO}
+    assert {len(batch) for batch in large.executor.seen} <= {4, 3, 2, 1}
+    assert max(map(len, large.executor.seen)) == 4
+    assert {len(batch) for batch in small.executor.seen} == {1}
+    assert sum(trials for _, trials, _ in heard) == 12
+    assert {worker for worker, *_ in heard} == {"large", "small"}
+    done = [work for crowd in (large, small) for batch in crowd.executor.seen for work in batch]
+    assert sorted(work.number for work in done) == list(range(12))
+
+
+def test_a_batch_whose_worker_dies_is_computed_by_another(tmp_path):
+    works = several(4)
+    crowd = Crowd(Lost("gone"), Lost("gone"), Lost("gone"))
+    with Store(tmp_path) as store:
+        assert run(works, store, lanes=lambda: [Lane(crowd, size=inf)]) == Tally(computed=4)
+    assert crowd.seen == [works] * 4
+
+
+def test_workers_that_keep_dying_are_reported_and_the_rest_is_stored(tmp_path):
+    works = several(3)
+
+    def deadly(batch, device):
+        return pretended(batch)
+
+    # The batch four times, then each network alone: the first of them four times more.
+    crowd = Crowd(*[Lost("its worker died: killed")] * 8, deadly, deadly)
+    with Store(tmp_path) as store:
+        with pytest.raises(RunFailed, match=r"2 trials computed.* 1 failed .*its worker died"):
+            run(works, store, lanes=lambda: [Lane(crowd, size=inf)])
+        assert store.finished(work.key for work in works) == {work.key for work in works[1:]}
+        assert store.claim([works[0].key])  # nothing stays claimed
+    assert [len(batch) for batch in crowd.seen] == [3] * 4 + [1] * 6
+
+
+def test_what_cannot_go_on_stops_the_run_in_one_sentence(tmp_path):
+    crowd = Crowd(None, Halt("the worker on there has another version"))
+    with Store(tmp_path) as store:
+        with pytest.raises(RunFailed, match="another version; what is stored is kept"):
+            run(several(3), store, lanes=lambda: [Lane(crowd, size=0.0)])
+        assert store.count() == 1
+
+
+class Silent(Executor):
+    """Workers that are gone: what they have is called back."""
+
+    def submit(self, fn, /, works, device):
+        return _Recalled()
+
+
+class _Recalled(Future):
+    def cancel(self):
+        self.set_exception(Lost("called back"))
+        return True
+
+
+def test_what_lies_with_workers_that_have_gone_is_called_back(tmp_path):
+    gone, here = Lane(Silent(), "cuda", size=inf), Lane(Crowd(), slots=0)
+    looks = []
+
+    def lanes():
+        looks.append(None)
+        if len(looks) == 4:
+            gone.slots, here.slots = 0, 1
+        return [gone, here]
+
+    with Store(tmp_path) as store:
+        assert run(several(3), store, lanes=lanes) == Tally(computed=3)
+
+
+def test_a_result_that_was_given_up_and_comes_after_all_counts_once(tmp_path):
+    works = several(2)
+
+    class Late(Crowd):
+        def submit(self, fn, /, batch, device):
+            if not self.seen:  # lost to us, while it is being stored
+                with Store(tmp_path) as other:
+                    other.add(pretended(batch), WHO)
+            return super().submit(fn, batch, device)
+
+    crowd = Late(Lost("unheard of"))
+    with Store(tmp_path) as store:
+        tally = run(works, store, lanes=lambda: [Lane(crowd, size=inf)])
+        assert store.count() == 2
+    assert tally == Tally(elsewhere=2)
+    assert len(crowd.seen) == 1
+
+
+def test_contenders_of_a_data_set_are_one_graph_on_a_gpu():
+    cells = [Contender(Features("clinc150-minilm"), method=name) for name in ("dense", "l1")]
+    others = several(3)
+    least = running.side_by_side([*cells, *others], "cuda")
+    assert (least(cells[0]), least(others[0])) == (2, 1)
+    assert running.side_by_side(cells, "cuda", workers=2)(cells[0]) == 1
+    assert running.side_by_side(others, "cpu", cores=2)(others[0]) == 2
+    mixed = Pending([*cells, *others])
+    sizes = [len(mixed.take(0.0, least)) for _ in range(4)]
+    assert sorted(sizes) == [1, 1, 1, 2]
+    assert not mixed
