@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test lint docs results bench-bank bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
+.PHONY: demo test lint docs results bench-bank bench-cluster bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -24,6 +24,13 @@ docs: .venv/test.stamp
 # The bank against a loop, torch.func and JAX, in one run (a few minutes).
 bench-bank: .venv/bench.stamp
 	$(BIN)/python benchmarks/bank.py
+
+# Ray workers against a local run, and the plan against two runs, into docs/ (three minutes).
+bench-cluster: .venv/test.stamp
+	$(BIN)/python benchmarks/cluster.py --scale paper --trials 2 --to benchmarks/results/cluster.json
+	$(BIN)/python benchmarks/plan.py --to benchmarks/results/plan.json
+	$(BIN)/python docs/cluster.py
+	$(BIN)/python docs/include.py
 
 # The paper's CNN against loops a user would write (a minute, needs a GPU).
 bench-cnn: .venv/demo.stamp

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 import fissile
+from fissile.cores import cores
 
 __all__ = ["Provenance"]
 
@@ -64,7 +65,7 @@ def _name(device: str) -> str:
             return torch.cuda.get_device_name(device)
     except (AssertionError, RuntimeError):  # not on this machine: what it was called must do
         return device
-    return f"{_processor()}, {os.cpu_count()} cores" if kind == "cpu" else device
+    return f"{_processor()}, {cores()} cores" if kind == "cpu" else device
 
 
 def _processor() -> str:

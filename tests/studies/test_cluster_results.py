@@ -1,0 +1,50 @@
+"""What the documentation says of clusters is what was measured, and what the plan says now."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def page(name):
+    return (ROOT / "docs" / name).read_text("utf-8")
+
+
+def results(name):
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
+
+
+@pytest.fixture
+def docs(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import cluster
+
+    return cluster
+
+
+def test_the_included_files_are_made_from_the_results(docs):
+    for name, make in docs.FILES.items():
+        assert make() == page(f"cluster-{name}.md"), f"{name}: run python docs/cluster.py"
+        assert f"<!-- include: docs/cluster-{name}.md -->" in page("cluster.md")
+
+
+def test_two_workers_are_not_much_slower_than_two_cores():
+    found = results("cluster")
+    assert found["workers"] == 2
+    assert found["equal"]
+    seconds = found["seconds"]
+    assert found["ray/local"] == pytest.approx(
+        seconds["local"]["run"] / seconds["ray"]["run"], abs=1e-3
+    )
+    assert found["ray/local"] >= 0.9
+
+
+def test_the_plan_was_held_against_two_runs():
+    found = results("plan")["runs"]
+    assert len(found) == 2
+    for one in found:
+        assert one["within"] == (one["low"] <= one["measured"] <= one["high"])
+        ratio = one["measured"] / one["estimate"]
+        assert one["measured / estimate"] == pytest.approx(ratio, abs=0.01)
