@@ -25,13 +25,14 @@ def speed():
     """Say what Ray costs."""
     found = read("cluster")
     own, ray = found["seconds"]["local"], found["seconds"]["ray"]
+    command = found["command"].partition(" --to")[0]
     return (
         f"The same {found['trials']:,} trials of `superposition` took {own['run']:.1f} s in one "
-        f"local run on both cores and {ray['run']:.1f} s on {found['workers']} Ray workers with one "
-        f"core each: **{found['ray/local']:.2f}** of the local speed, with the same numbers to the "
-        f"last bit. Before that, imports and first compilations took {own['start']:.1f} s, and with "
-        f"Ray's own start {ray['start']:.1f} s. ({found['machine']}, {found['date']}, commit "
-        f"{found['commit']}; `{found['command'].partition(' --to')[0]}`)\n"
+        f"local run on both cores and {ray['run']:.1f} s on {found['workers']} Ray workers with "
+        f"one core each: **{found['ray/local']:.2f}** of the local speed, with the same numbers to "
+        f"the last bit. Before that, imports and first compilations took {own['start']:.1f} s, and "
+        f"with Ray's own start {ray['start']:.1f} s. ({found['machine']}, {found['date']}, commit "
+        f"{found['commit']}; `{command}`)\n"
     )
 
 
@@ -52,7 +53,10 @@ def beforehand():
 
 def errors():
     """Return how far the model is off, for every kind of worker and of network."""
-    lines = ["| worker | kind of network | error | measured batches | studies |", "|---|---|---|---|---|"]
+    lines = [
+        "| worker | kind of network | error | measured batches | studies |",
+        "|---|---|---|---|---|",
+    ]
     for worker in json.loads(MODEL.read_text("utf-8"))["workers"]:
         for name, kind in worker["kinds"].items():
             found = f"{kind['error']:.2f} | {kind['batches']} | {kind['studies']}"
@@ -84,7 +88,10 @@ def imagenet():
     lines += [f"| {name} | {' | '.join(values)} |" for name, values in rows]
     guessed = sorted({kind for one in found for kind in one.unmeasured})
     if guessed:
-        lines += ["", f"A guess: {', '.join(guessed)} networks were never timed on {found[0].measured_on}."]
+        lines += [
+            "",
+            f"A guess: {', '.join(guessed)} networks were never timed on {found[0].measured_on}.",
+        ]
     return "\n".join(lines) + "\n"
 
 
