@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command import called
-from test_ray import stored
+from test_ray import LONG, stored
 
 import fissile
 
@@ -37,7 +38,7 @@ def running(word):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_the_batch_script_runs_studies_on_two_nodes(tmp_path):
+def test_the_batch_script_runs_studies_and_stops_in_time(tmp_path):
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -46,14 +47,20 @@ def test_the_batch_script_runs_studies_on_two_nodes(tmp_path):
         port = str(free.getsockname()[1])
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
     slurm = {"JOB_NODELIST": "a[1-2]", "JOB_NUM_NODES": "2", "CPUS_PER_TASK": "1"}
-    done = subprocess.run(
-        ["bash", DEPLOY / "slurm" / "fissile.sbatch", "theory", "--scale", "smoke"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    lab = tmp_path / "fissile-lab"
+    with subprocess.Popen(
+        ["bash", DEPLOY / "slurm" / "fissile.sbatch", *LONG],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {f"SLURM_{name}": value for name, value in slurm.items()}
         | {"PATH": path, "FISSILE_RAY_PORT": port},
-    )  # fmt: skip
-    assert done.returncode == 0, (done.stdout, done.stderr)
-    assert stored(tmp_path / "fissile-lab") > 0
+    ) as job:  # fmt: skip
+        while job.poll() is None and stored(lab) < 5:
+            time.sleep(0.05)
+        job.send_signal(signal.SIGINT)  # a minute before its time is up
+        said, _ = job.communicate(timeout=60)
+    assert job.returncode == 130, said
+    assert "the same command goes on" in said
+    assert stored(lab) >= 5
     end = time.monotonic() + 20
     while running(f":{port}") and time.monotonic() < end:
         time.sleep(0.2)

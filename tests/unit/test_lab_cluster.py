@@ -125,6 +125,17 @@ def test_a_process_keeps_to_its_cores(monkeypatch):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize(
+    ("given", "seen", "number"),
+    [([], "", 0), ([1], "", 1), (["3"], "2,3", 1), ([2], "2,3", 0), (["1"], "0,1", 1)],
+)
+def test_a_worker_takes_the_gpu_it_is_given(monkeypatch, given, seen, number):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: given)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    assert task.given_gpu() == number
+
+
 def test_a_worker_of_another_version_says_so_before_it_reads_anything():
     said = task.entry()("9.9", b"not even a pickle", None)
     assert "and this is 9.9; install the same version everywhere" in said

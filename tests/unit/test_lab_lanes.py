@@ -9,7 +9,7 @@ import pytest
 
 from fissile.lab import run as running
 from fissile.lab.compute import Outcome
-from fissile.lab.lanes import Halt, Here, Lane, Lost, Pending, Report, memory_of
+from fissile.lab.lanes import Halt, Here, Lane, Lost, Pending, Recalled, Report, memory_of
 from fissile.lab.run import RunFailed, Tally, Watcher, run
 from fissile.lab.store import Provenance, Store
 from fissile.lab.trial import Arm, Boolean, Contender, Features, Trial
@@ -73,14 +73,12 @@ def test_what_comes_first():
     assert [work.number for _ in range(6) for work in first.take(0.0)] == [0, 0, 1, 1, 2, 2]
 
 
-def test_what_was_lost_comes_next_and_what_failed_last():
+def test_what_failed_comes_last_and_alone():
     works = several(6)
     pending = Pending(works)
-    lost, failed = pending.take(0.0, networks=2), pending.take(0.0, networks=2)
-    pending.again(lost)
+    failed = pending.take(0.0, networks=2)
     pending.alone(failed)
-    assert pending.take(0.0) == lost  # as it was
-    assert pending.take(inf) == works[4:]
+    assert pending.take(inf) == works[2:]
     assert [pending.take(inf), pending.take(inf)] == [[failed[0]], [failed[1]]]
     pending.add(works)
     assert pending.clear() == 6
@@ -160,17 +158,51 @@ def test_a_batch_whose_worker_dies_is_computed_by_another(tmp_path):
 def test_workers_that_keep_dying_are_reported_and_the_rest_is_stored(tmp_path):
     works = several(3)
 
-    def deadly(batch, device):
-        return pretended(batch)
+    class Deadly(Crowd):
+        """The first trial kills whoever has it."""
 
-    # The batch four times, then each network alone: the first of them four times more.
-    crowd = Crowd(*[Lost("its worker died: killed")] * 8, deadly, deadly)
+        def submit(self, fn, /, batch, device):
+            if works[0] in batch:
+                self.orders.append(Lost("its worker died: killed"))
+            return super().submit(fn, batch, device)
+
+    crowd = Deadly()
     with Store(tmp_path) as store:
         with pytest.raises(RunFailed, match=r"2 trials computed.* 1 failed .*its worker died"):
             run(works, store, lanes=lambda: [Lane(crowd, size=inf)])
         assert store.finished(work.key for work in works) == {work.key for work in works[1:]}
         assert store.claim([works[0].key])  # nothing stays claimed
+    # The batch four times, then each network alone: the first of them four times more.
     assert [len(batch) for batch in crowd.seen] == [3] * 4 + [1] * 6
+
+
+def test_what_a_large_worker_lost_is_cut_for_a_small_one(tmp_path):
+    works = several(4)
+    large, small = Lane(Crowd(Lost("gone")), size=inf), Lane(Crowd(), size=0.0, slots=0)
+    looks = []
+
+    def lanes():
+        looks.append(None)
+        if len(looks) == 3:
+            large.gone, large.slots, small.slots = True, 0, 1
+        return [large, small]
+
+    with Store(tmp_path) as store:
+        assert run(works, store, lanes=lanes) == Tally(computed=4)
+    assert (len(large.executor.seen[0]), len(small.executor.seen)) == (4, 4)
+
+
+def test_being_called_back_is_nobodys_fault(tmp_path):
+    crowd = Crowd(*[Recalled("called back")] * 20)
+    with Store(tmp_path) as store:
+        assert run(several(2), store, lanes=lambda: [Lane(crowd, size=inf)]) == Tally(computed=2)
+
+
+def test_networks_that_all_kill_their_workers_are_given_up_side_by_side(tmp_path):
+    crowd = Crowd(*[Lost("its worker died")] * 100)
+    with Store(tmp_path) as store, pytest.raises(RunFailed, match=r"3 failed \(3 with: its worker"):
+        run(several(3), store, lanes=lambda: [Lane(crowd, size=inf, slots=3)])
+    assert len(crowd.seen) < 30
 
 
 def test_what_cannot_go_on_stops_the_run_in_one_sentence(tmp_path):
@@ -190,7 +222,7 @@ class Silent(Executor):
 
 class _Recalled(Future):
     def cancel(self):
-        self.set_exception(Lost("called back"))
+        self.set_exception(Recalled("called back"))
         return True
 
 
@@ -201,7 +233,7 @@ def test_what_lies_with_workers_that_have_gone_is_called_back(tmp_path):
     def lanes():
         looks.append(None)
         if len(looks) == 4:
-            gone.slots, here.slots = 0, 1
+            gone.gone, gone.slots, here.slots = True, 0, 1
         return [gone, here]
 
     with Store(tmp_path) as store:

@@ -107,7 +107,7 @@ def _open(
     works: dict[str, list[Work]] = {}
     for study in studies:
         known = {name: value for name, value in changes.items() if name in study.settings}
-        works[study.id] = study.works(scale, trials, _noted(store, study, scale) | known)
+        works[study.id] = study.works(scale, trials, _noted(store, study, scale, known) | known)
     wanted = set(cells([work for each in works.values() for work in each], only))
     if store is None:
         return {study: [w for w in each if w in wanted] for study, each in works.items()}
@@ -119,10 +119,17 @@ def _open(
     }
 
 
-def _noted(store: Store | None, study: Study, scale: str) -> dict[str, object]:
-    """Return which arrays the store's newest run of a study saw, so that its trials are found."""
+def _noted(
+    store: Store | None, study: Study, scale: str, changes: dict[str, object]
+) -> dict[str, object]:
+    """Return which arrays the store's newest run on the same data saw, to find its trials."""
     runs = [] if store is None else store.runs()
-    mine = (run.changes for run in runs if (run.study, run.scale) == (study.id, scale))
+    data = study.data(scale, changes)
+    mine = (
+        run.changes
+        for run in runs
+        if (run.study, run.scale) == (study.id, scale) and study.data(scale, run.changes) == data
+    )
     return {name: value for name, value in next(mine, {}).items() if name in _NOTED}
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "Least",
     "Lost",
     "Pending",
+    "Recalled",
     "Report",
     "Unit",
     "batches",
@@ -42,6 +43,10 @@ BATCH = {"cpu": 6.0, "cuda": 7.0}
 
 class Lost(Exception):
     """The worker that had a batch has died, and the batch may be tried again."""
+
+
+class Recalled(Lost):
+    """A batch that was called back before a worker had it; nobody is to blame."""
 
 
 class Halt(FissileError):
@@ -87,7 +92,8 @@ class Lane:
     Args:
         executor: who computes.
         device: where networks are trained.
-        slots: batches at once; it may change while a run goes on, and 0 calls batches back.
+        slots: batches at once; it may change while a run goes on.
+        gone: there are no such workers any more, and batches that wait for one are called back.
         size: estimated seconds on two cores that a batch takes.
         least: how small a batch may be, so that towards the end all workers have one; by default
             a batch is never smaller for that.
@@ -105,6 +111,7 @@ class Lane:
     networks: int | Least = 1
     memory: float = inf
     provenance: Provenance | None = None
+    gone: bool = False
 
     def cut(self, pending: Pending, slots: int) -> list[Work]:
         """Take a batch from what is pending, of which so many slots want their share."""
@@ -145,8 +152,7 @@ class Pending:
     ) -> None:
         self._rank = rank
         self._groups: list[deque[Unit]] = []
-        self._first: deque[Unit] = deque()  # batches as they are, before all others
-        self._last: deque[Unit] = deque()  # and after them
+        self._last: deque[Unit] = deque()  # those that are computed by themselves
         self.cost, self._count = 0.0, 0
         self.add(works)
 
@@ -159,11 +165,6 @@ class Pending:
             self._groups.append(deque(sorted(units, key=self._rank)))
             self._counted(units)
 
-    def again(self, batch: list[Work]) -> None:
-        """Put a batch back, to be computed next and as it is."""
-        self._first.append(Unit(batch))
-        self._counted([self._first[-1]])
-
     def alone(self, works: Iterable[Work]) -> None:
         """Put trials back, to be computed last and network by network."""
         units = [unit for group in _alike(works) for unit in group]
@@ -173,7 +174,7 @@ class Pending:
     def clear(self) -> int:
         """Drop everything; return how many trials that is."""
         count, self._count, self.cost = self._count, 0, 0.0
-        for units in (self._groups, self._first, self._last):
+        for units in (self._groups, self._last):
             units.clear()
         return count
 
@@ -183,8 +184,8 @@ class Pending:
         It has at least so many networks, however long they take, and never more than fit into
         the memory, unless one alone does not.
         """
-        if self._first or not self._groups:
-            units = [(self._first or self._last).popleft()]
+        if not self._groups:
+            units = [self._last.popleft()]
         else:
             group = min(self._groups, key=lambda units: self._rank(units[0]))
             units = _cut(group, cost, networks, memory)

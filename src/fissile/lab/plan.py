@@ -90,8 +90,8 @@ def plan(
         every: estimated seconds of work on two cores in a batch, as for ``fissile run``.
     """
     whole("workers", workers, least=1)
-    if every is not None and every <= 0:
-        raise FissileError(f"every={every!r} leaves nothing for a batch; give seconds above 0")
+    if every is not None and every < 0:
+        raise FissileError(f"every={every!r} is less than nothing; give seconds")
     worker, notes = worker_for(device)
     owner: dict[Work, str] = {}
     for study, works in studies.items():

@@ -30,6 +30,7 @@ from fissile.lab.lanes import (
     Least,
     Lost,
     Pending,
+    Recalled,
     Report,
     Unit,
     batches,
@@ -170,7 +171,7 @@ class _Runner:
         self.until = inf
         self.pending = Pending()
         self.flying: dict[Future[Any], tuple[Lane, list[Work]]] = {}
-        self.died: Counter[str] = Counter()  # workers, by the first key of the batch they had
+        self.died: Counter[Work] = Counter()  # workers, by the networks they had
         self.kept: set[str] = set()  # stored while their batch was still at work
 
     def run(self, missing: Sequence[Work], lanes: Lanes) -> None:
@@ -206,7 +207,7 @@ class _Runner:
         slots = sum(lane.slots for lane in lanes)
         for lane in lanes:
             mine = [future for future, (whose, _) in self.flying.items() if whose is lane]
-            if not lane.slots:  # its workers have gone
+            if lane.gone:
                 for future in mine:
                     future.cancel()
             free = lane.slots - len(mine)
@@ -251,11 +252,23 @@ class _Runner:
                 self._store(batch, lane, future.result())
             elif isinstance(error, BrokenExecutor | Halt):
                 raise error
-            elif isinstance(error, Lost) and self.died[batch[0].key] < _RETRIES:
-                self.died[batch[0].key] += 1
-                self.pending.again(batch)
+            elif isinstance(error, Lost) and self._forgiven(batch, error):
+                self._again(batch)
             else:
                 self._failed(batch, error)
+
+    def _again(self, batch: list[Work]) -> None:
+        """Put a batch back: whoever is free cuts what suits it, but a network alone stays so."""
+        alone = len({work.network() for work in batch}) == 1
+        (self.pending.alone if alone else self.pending.add)(batch)
+
+    def _forgiven(self, batch: list[Work], error: Lost) -> bool:
+        """Tell whether a batch that has lost its worker may try another."""
+        networks = {work.network() for work in batch}
+        if isinstance(error, Recalled):
+            return True
+        self.died.update(networks)
+        return max(self.died[network] for network in networks) <= _RETRIES
 
     def _store(self, batch: list[Work], lane: Lane, found: Report | list[Outcome]) -> None:
         if not isinstance(found, Report):
@@ -269,9 +282,11 @@ class _Runner:
 
     def _failed(self, batch: list[Work], error: BaseException) -> None:
         """Try the networks of a batch one by one; count what fails even so."""
-        if len({work.network() for work in batch}) > 1:
+        networks = {work.network() for work in batch}
+        if len(networks) > 1:
             self.store.release(work.key for work in batch)
-            self.died.pop(batch[0].key, None)
+            for network in networks:  # which now stand for themselves
+                self.died.pop(network, None)
             self.pending.alone(batch)
             return
         text = str(error) or type(error).__name__

@@ -24,6 +24,7 @@ _LOOK = 2.0  # seconds between looks at the cluster
 _PATIENCE = 60.0  # seconds that a cluster may be without workers
 _SILENCE = 20.0  # seconds that it may be silent
 _ROOM = 8 << 30  # bytes of a GPU, until one has told how many it has
+_CONTEXT = 512 << 20  # bytes that a process takes on a GPU before it has seen a network
 
 #: What goes into a batch, in estimated seconds on two cores, of which a worker has one.
 _BATCH = {"cuda": BATCH["cuda"], "cpu": BATCH["cpu"] * CORES / 2}
@@ -78,7 +79,7 @@ def shares_of(nodes: Sequence[Node], works: Sequence[Work], device: str | None) 
         own = 0 if device == "cuda" else min(node.cpus - taken, int(min(node.memory // BASE, 1e6)))
         if own > 0:
             cpus += own
-            memory = min(memory, node.memory / own - BASE)
+            memory = min(memory, (node.memory - taken * BASE) / own - BASE)
     return Shares(cpus, gpus, per_gpu, memory)
 
 
@@ -141,13 +142,14 @@ class Crew:
         shares = shares_of(nodes, self._works, self._device)
         cuda, cpu = self._lanes["cuda"], self._lanes["cpu"]
         most = inf if self._jobs is None else self._jobs
+        cuda.gone, cpu.gone = not shares.gpus, not shares.cpus
         cuda.slots = int(min(_ahead(shares.gpus), most))
         cpu.slots = int(min(_ahead(shares.cpus), most - cuda.slots))
         cpu.memory = shares.memory
-        cuda.memory = (self._workers["cuda"].room or _ROOM) / shares.per_gpu
+        cuda.memory = (self._workers["cuda"].room or _ROOM) / shares.per_gpu - _CONTEXT
         cuda.networks = side_by_side(self._works, "cuda", workers=max(1, shares.gpus))
         for workers in self._workers.values():
-            workers.largest = max((node.memory for node in nodes if node.cpus), default=inf)
+            workers.fit(max((node.memory for node in nodes if node.cpus), default=inf))
         self._workers["cuda"].gpus = floor(1e4 / shares.per_gpu) / 1e4  # as finely as Ray counts
 
 

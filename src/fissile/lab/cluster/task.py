@@ -18,7 +18,7 @@ from fissile.lab.classifier import provided
 from fissile.lab.lanes import Report
 from fissile.lab.store import Provenance
 
-__all__ = ["CORES", "entry", "perform"]
+__all__ = ["CORES", "entry", "given_gpu", "perform"]
 
 #: Cores that a task asks for, and keeps to.
 CORES = 1
@@ -56,12 +56,29 @@ def perform(payload: bytes, held: tuple[str, Labelled, str] | None = None) -> Re
     """
     keep_to(CORES)  # other tasks have the others
     compute, works, device = pickle.loads(payload)
+    if device == "cuda" and torch.cuda.is_available():
+        torch.cuda.set_device(given_gpu())
     begin = time.perf_counter()
     with nullcontext() if held is None else provided(*held):
         outcomes = compute(works, device)
     seconds = time.perf_counter() - begin
     worker = f"{socket.gethostname()}:{os.getpid()}"
     return Report(outcomes, _here(device), worker, seconds, _room(device))
+
+
+def given_gpu() -> int:
+    """Return which of the GPUs that this process sees Ray has given to its task.
+
+    >>> given_gpu()
+    0
+    """
+    import ray
+
+    given = [str(one) for one in ray.get_gpu_ids()]
+    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    if not given:
+        return 0
+    return seen.index(given[0]) if given[0] in seen else int(given[0])
 
 
 @lru_cache
