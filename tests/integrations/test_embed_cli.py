@@ -105,7 +105,7 @@ def test_stopped_and_killed_it_makes_the_same_file(tmp_path, monkeypatch, refuse
     command = ("stripes", "--encoder", "module:mine:Slow", "--batch", 4, "--to", "x.safetensors")
     part = tmp_path / "x.safetensors.part"
 
-    with start(*command, cwd=tmp_path, PAUSE="0.4") as run:
+    with start(*command, cwd=tmp_path, PAUSE="0.3") as run:
         wait_for_rows(part, 8)
         run.send_signal(signal.SIGINT)
         _, err = run.communicate(timeout=60)
@@ -113,7 +113,7 @@ def test_stopped_and_killed_it_makes_the_same_file(tmp_path, monkeypatch, refuse
     assert "the same command goes on" in err
     assert "Traceback" not in err
 
-    with start(*command, cwd=tmp_path, PAUSE="0.4") as run:
+    with start(*command, cwd=tmp_path, PAUSE="0.3") as run:
         before = wait_for_rows(part, 24)
         run.kill()
         run.communicate(timeout=60)
