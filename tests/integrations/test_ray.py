@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"
 
 WORKERS = Path(__file__).parent / "workers"
 #: Ninety trials, each a task of its own.
-LONG = ("theory", "--scale", "paper", "--set", "networks=250", "--every", "0", "--device", "cpu")
-WORKS = STUDIES["theory"].works("paper", None, {"networks": 250})
+LONG = ("theory", "--scale", "paper", "--set", "networks=150", "--every", "0", "--device", "cpu")
+WORKS = STUDIES["theory"].works("paper", None, {"networks": 150})
 
 
 class Local:
