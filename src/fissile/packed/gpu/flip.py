@@ -185,29 +185,41 @@ def zeros(SHAPE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-d
     return sums
 
 
-@triton.jit
-def _sum(s):  # type: ignore[no-untyped-def]
-    return tl.sum(s, 0) if len(s.shape) == 3 else s
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def unfolded(s, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the children's sums, (parents, samples, children); a first dimension is summed."""
-    s0, s1 = _sum(s[0]), _sum(s[1])
-    s0, s1 = s0 + s1, s0 - s1
+    """Return the children's sums, (parents, samples, children); a first dimension is summed.
+
+    That comes last, once for all children: it makes warps wait for each other.
+    """
+    s0, s1 = s[0] + s[1], s[0] - s[1]
     if BITS == 1:
         sums = tl.join(s0, s1)
     else:
-        s2, s3 = _sum(s[2]), _sum(s[3])
-        s2, s3 = s2 + s3, s2 - s3
+        s2, s3 = s[2] + s[3], s[2] - s[3]
         s0, s1, s2, s3 = s0 + s2, s1 + s3, s0 - s2, s1 - s3
         if BITS == 2:
             sums = tl.join(tl.join(s0, s2), tl.join(s1, s3))
         else:
-            s4, s5, s6, s7 = _sum(s[4]), _sum(s[5]), _sum(s[6]), _sum(s[7])
-            s4, s5, s6, s7 = s4 + s5, s4 - s5, s6 + s7, s6 - s7
+            s4, s5, s6, s7 = s[4] + s[5], s[4] - s[5], s[6] + s[7], s[6] - s[7]
             s4, s5, s6, s7 = s4 + s6, s5 + s7, s4 - s6, s5 - s7
             even = tl.join(tl.join(s0 + s4, s0 - s4), tl.join(s2 + s6, s2 - s6))
             odd = tl.join(tl.join(s1 + s5, s1 - s5), tl.join(s3 + s7, s3 - s7))
             sums = tl.join(even, odd)
-    return tl.reshape(sums, (s0.shape[0], s0.shape[1], 2**BITS)) * (1 / 2**BITS)
+    if len(s0.shape) == 3:
+        shape: tl.constexpr = (s0.shape[0], s0.shape[1], s0.shape[2], 2**BITS)
+        sums = _summed(tl.permute(tl.reshape(sums, shape), (1, 2, 3, 0)))
+    else:
+        sums = tl.reshape(sums, (s0.shape[0], s0.shape[1], 2**BITS))
+    return sums * (1 / 2**BITS)
+
+
+@triton.jit
+def _summed(sums):  # type: ignore[no-untyped-def]
+    """Sum over the last dimension, pair by pair: so each lane gets both, and adds them itself."""
+    a: tl.constexpr = sums.shape[0]
+    b: tl.constexpr = sums.shape[1]
+    c: tl.constexpr = sums.shape[2]
+    half: tl.constexpr = sums.shape[3] // 2
+    one, other = tl.split(tl.reshape(sums, (a, b, c, half, 2)))
+    both = one + other
+    return _summed(both) if half > 1 else tl.reshape(both, (a, b, c))

@@ -31,6 +31,7 @@ class Tiles(NamedTuple):
     deep: int
     warps: int
     stages: int
+    programs: int = 0  # that share all rows; 0: as many as there are groups of them
 
 
 @lru_cache(maxsize=1024)
@@ -47,30 +48,31 @@ def owned_tiles(batch: int, h: int, d: int, bits: int, bytes_each: int, plane: b
         tiles = _for_many(batch, h, bits)
     elif plane:
         tiles = _for_planes(h, bits, twice)
-    elif h < _FEW_ROWS:
-        tiles = _for_few_rows(h, d, bits, twice)
-    elif bits == 3:
-        many = h >= _MANY_ROWS and not twice
-        tiles = Tiles(128, 128, 8, False, 1, 8, 4) if many else Tiles(64, 256, 8, twice, 1, 4, 3)
-    elif twice:
-        tiles = Tiles(64, 128, 8, True, 1, 4, 4 if h < _MANY_ROWS else 5)
+    elif h <= _VERY_FEW_ROWS:
+        tiles = Tiles(16, 128, 8, True, 4, 4, 3) if twice else Tiles(16, 64, 8, False, 4, 4, 6)
     else:
-        tiles = (
-            Tiles(64, 128, 8, False, 1, 4, 4) if bits == 1 else Tiles(32, 128, 8, False, 1, 2, 4)
-        )
+        tiles = (_for_eight if bits == 3 else _for_four if bits == 2 else _for_two)(h, twice)
     return _fitting(tiles, d)
 
 
-def _for_few_rows(h: int, d: int, bits: int, twice: bool) -> Tiles:
-    if h <= _VERY_FEW_ROWS or bits == 3:
-        if not twice:
-            return Tiles(16, 64, 8, False, 4, 4, 6)
-        if h <= _VERY_FEW_ROWS or d > 8192:
-            return Tiles(16, 128, 8, True, 4, 4, 3)
-        return Tiles(16, 128, 8, True, 2, 2, 4)
-    if bits == 2 and not twice:
-        return Tiles(16, 128, 8, False, 2, 2, 6)
-    return Tiles(16, 256, 8, twice, 2, 2, 3)
+def _for_two(h: int, twice: bool) -> Tiles:
+    if h < _FEW_ROWS:
+        return Tiles(16, 256, 8, twice, 2, 2, 3)
+    return Tiles(64, 128, 8, twice, 1, 4, 5 if twice and h >= _MANY_ROWS else 4)
+
+
+def _for_four(h: int, twice: bool) -> Tiles:
+    if h < _FEW_ROWS:
+        return Tiles(16, 64, 8, twice, 4, 4, 4 if twice else 6)
+    if h < _MANY_ROWS:
+        return Tiles(32, 64, 8, True, 2, 2, 4) if twice else Tiles(32, 128, 8, False, 1, 2, 4)
+    return Tiles(64, 128, 8, True, 1, 2, 3) if twice else Tiles(16, 64, 8, False, 4, 4, 4)
+
+
+def _for_eight(h: int, twice: bool) -> Tiles:
+    if h < _MANY_ROWS:
+        return Tiles(16, 64, 8, twice, 4, 4, 4)
+    return Tiles(32, 64, 8, True, 4, 4, 3) if twice else Tiles(16, 128, 8, False, 2, 2, 3)
 
 
 def _for_planes(h: int, bits: int, twice: bool) -> Tiles:
