@@ -45,12 +45,10 @@ def compiled(h, d, alpha, batch):
     """Return a kernel's machine code, and how a program is cut."""
     bits = (alpha - 1).bit_length()
     tiles = owned_tiles(batch, h, d, bits, 2, False)
-    rows, run, samples, twice, deep, warps, stages, programs = tiles
-    steady = 0 < programs < -(-h // rows)
+    rows, run, samples, twice, deep, warps, stages = tiles
     known = {
         "D": d, "ALPHA": alpha, "BITS": bits, "PLANE": False, "BIAS": True, "ACTIVATION": "none",
         "ASSEMBLY": True, "BH": rows, "BD": run, "BB": samples, "TWICE": twice, "DEEP": deep,
-        "STEADY": steady,
     }  # fmt: skip
     names = list(owned_kernel.arg_names)
     kinds = {name: "*fp16" for name in names if name.endswith("_")} | {"B": "i32", "H": "i32"}

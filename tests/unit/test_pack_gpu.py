@@ -111,8 +111,6 @@ def test_owned_agrees_at_even_sizes(batch, layout, dtype):
 
 TILES = [
     Tiles(16, 32, 8, True, 4, 4, 2),
-    Tiles(16, 32, 8, False, 4, 4, 2, programs=2),
-    Tiles(16, 64, 8, True, 2, 2, 3, programs=3),
     Tiles(32, 128, 8, False, 1, 2, 3),
     Tiles(64, 64, 8, True, 1, 4, 3),
     Tiles(64, 32, 32, False, 1, 4, 3),

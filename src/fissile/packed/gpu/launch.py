@@ -34,9 +34,7 @@ def owned(
     (batch, d), h, each = x.shape, weight.shape[0], weight.element_size()
     bits = (alpha - 1).bit_length()
     tiles = tiles or owned_tiles(batch, h, d, bits, each, planes is not None)
-    rows, _, samples, twice, _, warps, stages, programs = tiles
-    groups = -(-h // rows)
-    steady = 0 < programs < groups
+    rows, _, samples, twice, _, warps, stages = tiles
     if assembly is None:
         assembly = weight.is_cuda and each == 2
     if planes is not None:
@@ -45,7 +43,7 @@ def owned(
     constants = (d, alpha, bits, planes is not None, bias is not None, activation, assembly)
     _launch(
         owned_kernel,
-        (-(-batch // (2 * samples if twice else samples)), programs if steady else groups, 1),
+        (-(-batch // (2 * samples if twice else samples)), -(-h // rows), 1),
         (
             x,
             weight,
@@ -54,7 +52,7 @@ def owned(
             y if bias is None else bias,
             y,
         ),
-        (batch, h, *constants, *tiles[:5], steady),
+        (batch, h, *constants, *tiles[:5]),
         (h, constants, tiles),
         warps,
         stages,

@@ -93,48 +93,14 @@ def owned_kernel(  # type: ignore[no-untyped-def]
     BB: tl.constexpr,
     TWICE: tl.constexpr,
     DEEP: tl.constexpr,
-    STEADY: tl.constexpr,
 ):
     """Compute the children of BH parents for BB samples, or twice BB.
 
     The inputs of a tile are DEEP runs of BD: where there are several, each is multiplied by a warp
-    of its own, and the sums meet at the end. A steady program goes on with other parents, whose
-    weights are on their way before it is done with the first.
+    of its own, and the sums meet at the end.
     """
-    at = x_, w_, planes_, shifts_, bias_, y_
-    how: tl.constexpr = (
-        D, ALPHA, BITS, PLANE, BIAS, ACTIVATION, ASSEMBLY, BH, BD, BB, TWICE, DEEP,
-    )  # fmt: skip
-    group = tl.program_id(1)
-    if not STEADY:
-        _group(group, at, B, H, how)
-    elif ASSEMBLY:
-        for mine in tl.range(group, tl.cdiv(H, BH), tl.num_programs(1), flatten=True):
-            _group(mine, at, B, H, how)
-    else:  # in Triton's interpreter, which has no loops between numbers that were computed
-        while group < tl.cdiv(H, BH):
-            _group(group, at, B, H, how)
-            group += tl.num_programs(1)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _group(group, at, B, H, how: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compute the children of one group of parents."""
-    x_, w_, planes_, shifts_, bias_, y_ = at
-    D: tl.constexpr = how[0]
-    ALPHA: tl.constexpr = how[1]
-    BITS: tl.constexpr = how[2]
-    PLANE: tl.constexpr = how[3]
-    BIAS: tl.constexpr = how[4]
-    ACTIVATION: tl.constexpr = how[5]
-    ASSEMBLY: tl.constexpr = how[6]
-    BH: tl.constexpr = how[7]
-    BD: tl.constexpr = how[8]
-    BB: tl.constexpr = how[9]
-    TWICE: tl.constexpr = how[10]
-    DEEP: tl.constexpr = how[11]
     step: tl.constexpr = BD * DEEP
-    rows = group * BH + tl.arange(0, BH)
+    rows = tl.program_id(1) * BH + tl.arange(0, BH)
     samples = tl.program_id(0) * (2 * BB if TWICE else BB) + tl.arange(0, BB)
     cols = _columns(BD, DEEP)
     # What is beyond the end reads the last row again, and is not stored.

@@ -31,7 +31,6 @@ class Tiles(NamedTuple):
     deep: int
     warps: int
     stages: int
-    programs: int = 0  # that share all rows; 0: as many as there are groups of them
 
 
 @lru_cache(maxsize=1024)
@@ -65,13 +64,15 @@ def _for_four(h: int, twice: bool) -> Tiles:
     if h < _FEW_ROWS:
         return Tiles(16, 64, 8, twice, 4, 4, 4 if twice else 6)
     if h < _MANY_ROWS:
-        return Tiles(32, 64, 8, True, 2, 2, 4) if twice else Tiles(32, 128, 8, False, 1, 2, 4)
+        return Tiles(64, 128, 8, True, 1, 4, 4) if twice else Tiles(32, 128, 8, False, 1, 2, 4)
     return Tiles(64, 128, 8, True, 1, 2, 3) if twice else Tiles(16, 64, 8, False, 4, 4, 4)
 
 
 def _for_eight(h: int, twice: bool) -> Tiles:
+    if h < _FEW_ROWS:
+        return Tiles(16, 64, 8, True, 4, 4, 4) if twice else Tiles(16, 128, 8, False, 4, 4, 3)
     if h < _MANY_ROWS:
-        return Tiles(16, 64, 8, twice, 4, 4, 4)
+        return Tiles(16, 64, 8, True, 4, 4, 3) if twice else Tiles(64, 256, 8, False, 1, 4, 3)
     return Tiles(32, 64, 8, True, 4, 4, 3) if twice else Tiles(16, 128, 8, False, 2, 2, 3)
 
 
