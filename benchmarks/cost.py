@@ -25,6 +25,7 @@ import numpy as np
 from about import commit, machine
 from scipy.optimize import nnls
 
+from fissile.errors import FissileError
 from fissile.lab.measured import Load, Speed, kind_of, loads, machine_of
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
@@ -56,19 +57,25 @@ class Batch:
 
 def batches_of(folder):
     """Put the batches of a store together again."""
-    groups = defaultdict(list)
+    groups, strange = defaultdict(list), set()
     with Store(folder, create=False) as store:
         studies = studies_of(store)
         rows = store.rows([key for (key,) in store._query("SELECT key FROM trials")])
     for row in rows:
-        work = from_spec(row.kind, row.spec)
+        try:
+            work = from_spec(row.kind, row.spec)
+        except FissileError:  # of a method that is gone: its batch cannot be put together
+            strange.add(row.finished)
+            continue
         name, cores = machine_of(row.provenance.device)
         stamp = row.finished if kind_of(work) != "images" else row.provenance.commit
         if cores < 2:
             device = "cpu" if cores else "cuda"
             groups[name, device, work.batch_key(), stamp].append((work, row))
     found = []
-    for (name, device, _, _), members in groups.items():
+    for (name, device, _, stamp), members in groups.items():
+        if stamp in strange:
+            continue
         works, rows = zip(*members, strict=True)
         labels = Counter(studies.get(work.key, str(work.batch_key())) for work in works)
         if kind_of(works[0]) == "images":

@@ -1,12 +1,13 @@
-"""What bounds a packed layer on an H200: memory, logic or the matrix units.
+"""What bounds a packed layer on an H200: memory, or the instructions of its inner loop.
 
     python benchmarks/pack_roofline.py          # needs Triton, no GPU; half a minute
 
-The kernel of every case is compiled for the chip as pack.py would launch it, and the instructions
-of its inner loop are counted. Each kind has a pipe of its own, and none can be faster than its
-instructions take when it never waits: that is its floor. The slowest of the three is what a perfect
-overlap would leave; kernels that overlap less take up to their sum. Memory is what a large copy
-reached in benchmarks/results/pack-h200.json, the measured time beside it is from there too.
+The kernel of every case is compiled for the chip as it would be launched, and the instructions of
+its inner loop are counted. Products on the matrix units and the logic that decodes weights for them
+do not overlap: benchmarks/pack_cycles.cu shows that a product takes a scheduler 6.25 cycles, and
+everything else a cycle more. Programs come in whole numbers, so a multiprocessor that gets one more
+than the average is waited for. Memory is what a large copy reached in pack-h200.json; what layers
+took is from pack-tiles-h200.json, where each is one of many in a CUDA graph.
 
 Writes docs/pack-roofline.md; the last line is one JSON object.
 """
@@ -17,6 +18,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import triton
@@ -27,17 +29,15 @@ from fissile.packed.gpu.owned import owned_kernel
 from fissile.packed.gpu.tiles import owned_tiles
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "pack-h200.json"
+RESULTS = ROOT / "benchmarks" / "results"
 TO = ROOT / "docs" / "pack-roofline.md"
 
-SCHEDULERS = 132 * 4
-CLOCK = 1.98e9  # the highest of the chip, by its data sheet
-#: Cycles of a scheduler for an instruction of a warp: 16 lanes of logic, and for m16n8k16 products
-#: what ncu showed on average in this kernel with alpha 8. That is no peak rate: the floor of the
-#: products is one of this kernel, not of the chip.
-LOGIC, PRODUCT = 2.0, 7.1
+PROCESSORS, SCHEDULERS = 132, 4
+#: As measured: cycles of a scheduler for an m16n8k16 product and for any other instruction of a
+#: warp, and their rate meanwhile (benchmarks/results/2026-11-16-pack-cycles-h200.txt).
+PRODUCT, OTHER, CLOCK = 6.25, 1.0, 1.78e9
 SIZES = [(4096, 4096), (14336, 4096), (28672, 8192)]
-ALPHAS, BATCHES = (2, 4, 8), (1, 16)
+ALPHAS, BATCHES = (4, 8), (1, 8, 16)
 WARP = 32
 
 
@@ -83,48 +83,47 @@ def inner_loop(cubin):
 
 
 def floors(h, d, alpha, batch, rate):
-    """Return the microseconds that each pipe takes at the least."""
+    """Return the microseconds that memory and instructions take at the least, and the tiles."""
     cubin, tiles = compiled(h, d, alpha, batch)
     loop = inner_loop(cubin)
-    weights = tiles.rows * tiles.run * tiles.deep  # of a program, in one turn of the loop
-    turns = h * d / weights * tiles.warps / SCHEDULERS  # of a warp, for each scheduler
-    logic = sum(n for op, n in loop.items() if op.split(".")[0] in ("LOP3", "SHF", "PRMT", "SEL"))
     products = sum(n for op, n in loop.items() if op.startswith("HMMA"))
+    cycles = PRODUCT * products + OTHER * (sum(loop.values()) - products)
+    turns = d / (tiles.run * tiles.deep)  # of the loop, for each warp of a program
+    programs = -(-h // tiles.rows)
+    most = -(-programs // PROCESSORS)  # on one multiprocessor
     return {
         "memory": 1e6 * 2 * h * d / rate,
-        "logic": 1e6 * turns * logic * LOGIC / CLOCK,
-        "products": 1e6 * turns * products * PRODUCT / CLOCK,
-    }
+        "instructions": 1e6 * most * turns * tiles.warps / SCHEDULERS * cycles / CLOCK,
+    }, tiles
 
 
-def measured():
-    """Return the H200's results by size, alpha, batch and rival, and the rate of a copy."""
-    result = json.loads(RESULTS.read_text("utf-8"))
-    rows = {
-        (row["size"], row["alpha"], row["batch"], row["rival"]): row
-        for row in result["rows"]
-        if row["part"] == "W1" and row["dtype"] == "float16"
-    }
-    return rows, result["copy_bytes_per_second"]
+def measured(name):
+    return json.loads((RESULTS / name).read_text("utf-8"))
 
 
 def main():
-    rows, rate = measured()
-    names = ["size", "alpha", "batch", "memory", "logic", "products", "packed took", "dense took"]
+    rate = measured("pack-h200.json")["copy_bytes_per_second"]
+    cases = measured("pack-tiles-h200.json")["cases"]
+    names = [
+        "size",
+        "alpha",
+        "batch",
+        "memory",
+        "instructions",
+        "packed took",
+        "dense took",
+        "ratio",
+    ]
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     found = {}
-    for h, d in SIZES:
-        for alpha in ALPHAS:
-            for batch in BATCHES:
-                least = floors(h, d, alpha, batch, rate)
-                case = f"{h}x{d}", alpha, batch
-                took = [rows[(*case, rival)]["replayed"] for rival in ("inline", "dense")]
-                cells = [
-                    *map(str, case),
-                    *(f"{value:.1f} µs" for value in (*least.values(), *took)),
-                ]
-                lines.append("| " + " | ".join(cells) + " |")
-                found[", ".join(map(str, case))] = {k: round(v, 1) for k, v in least.items()}
+    for (h, d), alpha, batch in product(SIZES, ALPHAS, BATCHES):
+        least, tiles = floors(h, d, alpha, batch, rate)
+        name = f"{h}x{d}, {alpha}, {batch}"
+        times = {tuple(cut): time for time, cut in cases[name]["tiles"]}
+        took, dense = times[tuple(tiles)], min(cases[name]["dense"])
+        cells = [*name.split(", "), *(f"{v:.1f} µs" for v in (*least.values(), took, dense))]
+        lines.append("| " + " | ".join([*cells, f"{took / dense:.2f}"]) + " |")
+        found[name] = {k: round(v, 1) for k, v in least.items()} | {"took": took, "dense": dense}
     print("\n".join(lines))
     TO.write_text("\n".join(lines) + "\n", "utf-8")
     print(json.dumps(found))

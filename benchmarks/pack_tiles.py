@@ -1,0 +1,140 @@
+"""How a packed layer is best cut into programs: times every candidate, for gpu/tiles.py to choose.
+
+    python benchmarks/pack_tiles.py --to benchmarks/results/pack-tiles-h200.json    # two minutes
+
+Weights are many copies of a layer, read one after another by a CUDA graph, so that none is in the
+cache and launching costs next to nothing: a layer inside a large network. That is harder on packed
+layers than pack.py, whose times contain what a single replay of a graph takes in any case. Every
+candidate is first checked against float64. Prints the fastest; the last line is one JSON object.
+"""
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import torch
+from about import commit, machine
+
+from fissile.packed.gpu.launch import owned
+from fissile.packed.gpu.tiles import Tiles, owned_tiles
+
+SIZES = [(4096, 4096), (14336, 4096), (28672, 8192)]
+BITS, BATCHES = (3, 2, 1), (1, 8, 16)
+#: Bytes of shared memory that let two programs lie on a multiprocessor.
+SHARED = 112_000
+#: The same layer so many times over, in bytes.
+READ = 3e9
+
+
+def candidates(batch):
+    """Yield ways to cut a layer for so many samples."""
+    kinds = [(8, True), (16, False)] if batch > 8 else [(8, False)]
+    warps = [(16, 2, 2), (16, 4, 4), (16, 8, 8), (32, 2, 2), (32, 4, 4)]  # rows, deep, warps
+    warps += [(32, 1, 1), (32, 1, 2), (64, 1, 2), (64, 1, 4), (128, 1, 8)]
+    for (samples, twice), (rows, deep, number) in product(kinds, warps):
+        for run, stages in product((32, 64, 128, 256), (3, 4, 6)):
+            size = (rows + samples * (1 + twice)) * run * deep * 2 * stages
+            if SHARED / 8 <= size <= SHARED:
+                yield Tiles(rows, run, samples, twice, deep, number, stages)
+
+
+def layer(h, d, batch):
+    return [torch.randn(n, d, device="cuda").half() for n in (batch, h)]
+
+
+def checked(case):
+    """Compile a candidate, and say what is wrong with it."""
+    d, batch, bits, tiles = case
+    x, weight = layer(512, d, batch)
+    try:
+        found = owned(x, weight, None, None, 2**bits, "none", tiles).view(batch, -1, 2**bits)
+    except RuntimeError as error:
+        return f"{tiles}: {error}"
+    owner = weight.view(torch.int16) & (2**bits - 1)
+    for child in range(2**bits):
+        wanted = x.double() @ (weight.double() * (owner == child)).T
+        if not (found[..., child].double() - wanted).norm() < 2e-3 * wanted.norm():
+            return f"{tiles}: child {child} is wrong"
+    return ""
+
+
+def microseconds(call, copies):
+    """Return what a call takes, of as many as there are copies in one graph: the median of five."""
+    call(0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for copy in range(copies):
+            call(copy)
+    graph.replay()
+    times = []
+    for _ in range(5):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1000 * begin.elapsed_time(end) / copies)
+    return sorted(times)[2]
+
+
+def timed(h, d, batch, bits, weights, usable):
+    """Return the dense layer's time, and the candidates' from the fastest on."""
+    x, copies = layer(1, d, batch)[0], len(weights)
+    dense = microseconds(lambda i: torch.nn.functional.linear(x, weights[i]), copies)
+    found = []
+    for tiles in usable:
+
+        def call(i, tiles=tiles):
+            return owned(x, weights[i], None, None, 2**bits, "none", tiles)
+
+        found.append((round(microseconds(call, copies), 2), tiles))
+    again = microseconds(lambda i: torch.nn.functional.linear(x, weights[i]), copies)
+    return [round(dense, 2), round(again, 2)], sorted(found)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
+    options = parser.parse_args()
+    depths = {d for _, d in SIZES}
+    work = [(d, b, k, t) for d in depths for b in (8, 16) for k in BITS for t in candidates(b)]
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        wrong = {
+            case: said for case, said in zip(work, pool.map(checked, work), strict=True) if said
+        }
+    print(*wrong.values(), sep="\n")
+    cases = {}
+    for h, d in SIZES:
+        weights = [layer(h, d, 1)[1] for _ in range(min(32, max(6, int(READ / (2 * h * d)))))]
+        for bits, batch in product(BITS, BATCHES):
+            full = 16 if batch > 8 else 8
+            usable = [t for t in candidates(batch) if (d, full, bits, t) not in wrong]
+            dense, found = timed(h, d, batch, bits, weights, usable)
+            rule = owned_tiles(batch, h, d, bits, 2, False)
+            print(f"{h}x{d}, alpha {2**bits}, {batch} samples: dense {dense}, rule {tuple(rule)}")
+            for time, tiles in found[:4]:
+                print(f"    {time:8.2f} µs, {time / min(dense):.3f} of dense: {tuple(tiles)}")
+            cases[f"{h}x{d}, {2**bits}, {batch}"] = {"dense": dense, "tiles": found}
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine("cuda"),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "command": " ".join(["python", "benchmarks/pack_tiles.py", *sys.argv[1:]]),
+    }
+    if options.to:
+        options.to.write_text(json.dumps(about | {"cases": cases}) + "\n", "utf-8")
+    best = {
+        name: round(case["tiles"][0][0] / min(case["dense"]), 3) for name, case in cases.items()
+    }
+    print(json.dumps(about | {"best over dense": best}))
+
+
+if __name__ == "__main__":
+    main()
