@@ -9,8 +9,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 demo: .venv/demo.stamp
 	$(BIN)/python -m fissile.demo
 
+# Tests start many processes: what one of them has compiled, the others shall find.
 test: .venv/test.stamp lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

@@ -1,17 +1,33 @@
 """Settings for all tests."""
 
+import gc
 import os
 
 # Two tests run side by side, and so little work needs one thread: more would wait for each other.
 # Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 import torch
 
 if not torch.cuda.is_available():
     # Triton reads this once, when it is imported: without a GPU its kernels are interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@hypothesis.settings(max_examples=1, database=None)
+@hypothesis.given(hypothesis.strategies.none())
+def _given_nothing(nothing):
+    pass
+
+
+def pytest_collection_finish():
+    """Let garbage collectors pass over what is imported: it stays, and takes them long."""
+    # At its first test Hypothesis looks for who holds its random numbers; now it still finds them.
+    _given_nothing()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["plain", "kernels"])
@@ -26,3 +42,11 @@ def way(request, monkeypatch):
         if not cpu.can_run():
             pytest.skip("the kernels do not run here")
     return request.param
+
+
+@pytest.fixture
+def no_pdf(monkeypatch):
+    """Save figures without their PDFs: three files of a figure are looked at elsewhere."""
+    from fissile.lab.plots import output
+
+    monkeypatch.delitem(output._FORMATS, "pdf")

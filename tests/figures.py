@@ -70,12 +70,12 @@ def pictures_of(study: Study) -> dict[str, np.ndarray]:
     return found
 
 
-@cache
-def all_drawn() -> dict[str, Figure]:
-    """Every study's figure, drawn once: a test looks at it and leaves it as it is."""
-    figures = {}
-    for name, study in STUDIES.items():
+class Figures(dict[str, Figure]):
+    """Every study's figure, drawn once when it is asked for."""
+
+    def __missing__(self, name: str) -> Figure:
+        study = STUDIES[name]
         figure = draw(study, frame_of(study), pictures_of(study))
         assert figure is not None
-        figures[name] = figure
-    return figures
+        self[name] = figure
+        return figure

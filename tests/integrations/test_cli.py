@@ -1,13 +1,11 @@
 """The command line through its real entry point."""
 
 import json
-import os
 import shutil
-import subprocess
 
 import pandas
 import pytest
-from command import FISSILE, called, spawned
+from command import called, spawned
 
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES, find
@@ -20,7 +18,7 @@ MADE = [name for name, study in STUDIES.items() if study.data("smoke") is None]
 def lab(tmp_path_factory):
     """A store with every study that needs no data at the smallest scale, made by the command."""
     folder = tmp_path_factory.mktemp("lab")
-    out = spawned("run", *MADE, "--scale", "smoke", "--out", folder).stdout
+    out = called("run", *MADE, "--scale", "smoke", "--out", folder).stdout
     for name in MADE:
         assert name in out
     return folder
@@ -90,6 +88,7 @@ def test_results_are_tidy_in_every_format(lab, tmp_path):
     assert piped == target.read_bytes()
 
 
+@pytest.mark.usefixtures("no_pdf")
 def test_the_report_is_written(lab, tmp_path):
     out = called("report", "--out", lab, "--to", tmp_path / "report").stdout
     page = (tmp_path / "report" / "index.html").read_text()
@@ -152,7 +151,7 @@ def test_usage_errors_are_usage_errors():
 def test_a_failed_run_exits_with_one(tmp_path):
     # Forty clusters of eight or sixteen inputs cannot be; the dense arms can.
     command = ("run", "embed-neurons", "--scale", "smoke", "--set", "clusters=40")
-    done = spawned(*command, "--out", tmp_path, code=1)
+    done = called(*command, "--out", tmp_path, code=1)
     assert "failed" in done.stderr
     assert "clusters, not 40" in done.stderr
 
@@ -201,19 +200,16 @@ def test_fidelity_writes_its_tables(lab, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "offered"),
+    ("through", "words", "offered"),
     [
-        ("run emb", ["embed-neurons", "embed-clauses"]),
-        ("run abl", [*(study.id for study in find(["ablation"])), "ablation"]),
+        (spawned, "run emb", ["embed-neurons", "embed-clauses"]),
+        (called, "run abl", [*(study.id for study in find(["ablation"])), "ablation"]),
     ],
 )
-def test_completion_offers_the_studies(words, offered):
+def test_completion_offers_the_studies(through, words, offered):
     env = {
         "_FISSILE_COMPLETE": "complete_bash",
         "COMP_WORDS": f"fissile {words}",
         "COMP_CWORD": "2",
     }
-    done = subprocess.run(
-        [FISSILE], capture_output=True, text=True, env=os.environ | env, timeout=60
-    )
-    assert done.stdout.split() == offered
+    assert through(**env).stdout.split() == offered

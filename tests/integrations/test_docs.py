@@ -138,13 +138,17 @@ class Shown(doctest.OutputChecker):
         return not want or super().check_output(want, got, flags)
 
 
+def modules(name):
+    """Import a module, and all below it where it is a package."""
+    module = importlib.import_module(name)
+    yield module
+    for below in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
+        yield importlib.import_module(below.name)
+
+
 def examples():
-    found = pkgutil.walk_packages(fissile.__path__, "fissile.")
-    names = [one.name for one in found]
-    wanted = tuple(f"fissile.{name}" for name in MODULES)
-    for name in names:
-        if name in wanted or name.startswith(tuple(f"{one}." for one in wanted)):
-            module = importlib.import_module(name)
+    for name in MODULES:
+        for module in modules(f"fissile.{name}"):
             yield from (test for test in doctest.DocTestFinder().find(module) if test.examples)
 
 

@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from command import called, spawned
+from command import called
 
 from fissile.data import catalogue
 from fissile.lab import classifier
@@ -26,6 +26,7 @@ def lab(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pdf")
 def test_every_study_runs_and_is_reported(lab, tmp_path):
     called("report", "--out", lab, "--to", tmp_path)
     page = (tmp_path / "index.html").read_text()
@@ -58,6 +59,7 @@ def test_results_hang_on_the_arrays_and_not_on_their_name_alone(lab):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pdf")
 def test_the_frontier_is_reported_by_one_name(lab, tmp_path):
     called("report", "frontier", "theory", "--out", lab, "--to", tmp_path)
     drawn = {path.stem for path in (tmp_path / "figures").glob("*.png")}
@@ -127,7 +129,7 @@ def test_features_in_a_folder_of_the_user_s(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(catalogue.find("fashionmnist") is None, reason="FashionMNIST is not here")
 def test_fashionmnist_itself(tmp_path):
-    out = spawned("run", "fashionmnist", "--scale", "smoke", "--trials", "1", "--out", tmp_path)
+    out = called("run", "fashionmnist", "--scale", "smoke", "--trials", "1", "--out", tmp_path)
     assert "6 trials computed" in out.stdout
     with Store(tmp_path, create=False) as store:
         run = store.runs()[0]

@@ -198,8 +198,8 @@ print("same")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("engine", "epochs", "samples"), [("auto", "30", "40000"), ("plain", "4", "10000")]
-)  # a second or two for either
+    ("engine", "epochs", "samples"), [("auto", "14", "40000"), ("plain", "3", "10000")]
+)  # most of a second for either, longer than it takes to send the signals
 def test_real_signals_twice_in_a_row(engine, epochs, samples):
     command = [sys.executable, "-c", INTERRUPTED, engine, epochs, samples]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:

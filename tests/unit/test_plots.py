@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 import pandas
 import pytest
-from figures import all_drawn, frame_of, pictures_of
+from figures import Figures, frame_of, pictures_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
@@ -27,9 +27,9 @@ from fissile.lab.studies import STUDIES
 from fissile.lab.study import Curves, Equivalence, Heat, Lines, Matrices, Regression, Series, Study
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def drawn() -> dict[str, Figure]:
-    return all_drawn()
+    return Figures()
 
 
 def panels_of(study: Study, figure: Figure) -> list[tuple[object, matplotlib.axes.Axes]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from figures import all_drawn, frame_of, pictures_of
+from figures import Figures, frame_of, pictures_of
 from matplotlib.figure import Figure
 
 from fissile.errors import FileError
@@ -19,9 +19,9 @@ from fissile.lab.studies import STUDIES
 from fissile.lab.study import Heat, Lines, Matrices, Series
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def drawn() -> dict[str, Figure]:
-    return all_drawn()
+    return Figures()
 
 
 # --- numbers

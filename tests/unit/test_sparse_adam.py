@@ -1,8 +1,5 @@
 """Adam on weights that may not all exist; without a GPU its kernel runs in Triton's interpreter."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -128,11 +125,6 @@ def test_the_kernel_takes_gradients_that_do_not_lie_in_a_row():
     _plain(plain, gradient, plain_moments, mask, rates_at(1, DEVICE), False)
     _on_gpu(weight, gradient, moments, mask, rates_at(1, DEVICE), False)
     torch.testing.assert_close(weight, plain, rtol=1e-5, atol=1e-6)
-
-
-def test_importing_it_leaves_triton_alone():
-    code = "import sys, fissile.sparse; assert 'triton' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("masked", [False, True])

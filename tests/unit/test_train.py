@@ -63,10 +63,16 @@ def test_fit_sees_every_sample_once_an_epoch_and_learns():
     assert accuracy(model, x, y) > 0.9
 
 
-def test_importing_the_core_brings_torch_and_numpy_only():
-    code = (
-        "import sys, fissile; extras = {'safetensors', 'rich', 'matplotlib', 'numba', 'triton', "
-        "'sklearn', 'scipy', 'pandas'}; print(sorted(extras & set(sys.modules)))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+IMPORTED = """
+import sys, fissile
+extras = {"safetensors", "rich", "matplotlib", "numba", "triton", "sklearn", "scipy", "pandas"}
+print(sorted(extras & set(sys.modules)))
+import fissile.sparse, fissile.vision
+print("triton" in sys.modules)
+"""
+
+
+def test_importing_the_core_brings_torch_and_numpy_only_and_kernels_wait():
+    command = [sys.executable, "-c", IMPORTED]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == ["[]", "False"]

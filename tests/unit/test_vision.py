@@ -3,8 +3,6 @@
 import copy
 import importlib
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -319,9 +317,3 @@ def test_what_cannot_be_trained_is_refused(changes, message):
 def test_odd_networks_are_refused(sizes):
     with pytest.raises(FissileError):
         Network(*sizes)
-
-
-def test_importing_it_needs_no_triton():
-    code = "import sys, fissile.vision; print('triton' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
