@@ -105,8 +105,6 @@ def clocked(works, rows):
 
 # --- the fit
 
-#: Seconds until a process has begun, and for a GiB of data, where nobody has measured them.
-GUESSES = {"start": 10.0, "reads": 10.0}
 
 #: What a kind of network may take time for; more than its work only where that predicts better.
 TERMS = (("cost",), ("steps", "cost"), ("shapes", "steps", "cost"))
@@ -196,7 +194,7 @@ def merged(old, new):
     found = {(one["name"], one["device"]): one for one in old}
     for one in new:
         key = one["name"], one["device"]
-        before = found.get(key, {"name": one["name"], "device": one["device"], **GUESSES})
+        before = found.get(key, {})
         kinds = dict(sorted((before.get("kinds", {}) | one["kinds"]).items()))
         found[key] = before | one | {"kinds": kinds}
     return list(found.values())

@@ -59,7 +59,8 @@ def errors():
     ]
     for worker in json.loads(MODEL.read_text("utf-8"))["workers"]:
         for name, kind in worker["kinds"].items():
-            found = f"{kind['error']:.2f} | {kind['batches']} | {kind['studies']}"
+            error = f"{kind['error']:.2f}" if kind["error"] else "unknown"
+            found = f"{error} | {kind['batches']} | {kind['studies']}"
             lines.append(f"| {worker['name']} | {name} | {found} |")
     return "\n".join(lines) + "\n"
 
@@ -92,6 +93,8 @@ def imagenet():
             "",
             f"A guess: {', '.join(guessed)} networks were never timed on {found[0].measured_on}.",
         ]
+    notes = dict.fromkeys(note for one in found for note in one.notes)
+    lines += [f"\n{note}" for note in notes if note.startswith("Never measured")]
     return "\n".join(lines) + "\n"
 
 

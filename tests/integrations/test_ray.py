@@ -39,6 +39,12 @@ class Local:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self.address = self.process.stdout.readline().strip()
+        self.manned = False
+
+    def man(self):
+        if not self.manned:
+            self.tell("large")
+            self.manned = True
 
     def tell(self, word):
         print(word, file=self.process.stdin, flush=True)
@@ -53,10 +59,16 @@ class Local:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory):
+def unmanned(tmp_path_factory):
     cluster = Local(tmp_path_factory.mktemp("cluster"))
     yield cluster
     cluster.end()
+
+
+@pytest.fixture(scope="module")
+def local(unmanned):
+    unmanned.man()
+    return unmanned
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +94,9 @@ def stored(folder):
     return count
 
 
-def start(folder, *words):
+def start(folder, *words, jobs=1):
     return subprocess.Popen(
-        [FISSILE, "run", *LONG, "--jobs", "2", "--on", "ray", *words, "--out", folder],
+        [FISSILE, "run", *LONG, "--jobs", str(jobs), "--on", "ray", *words, "--out", folder],
         env=os.environ | QUIET, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -147,7 +159,7 @@ def test_options_that_do_not_go_together(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_laptop_has_finished_a_cluster_does_not_repeat(local, tmp_path, monkeypatch):
+def test_what_a_laptop_has_finished_a_cluster_does_not_repeat(unmanned, tmp_path, monkeypatch):
     # The features are where the driver finds them, and nobody else.
     made = features(inputs=512, classes=100, train=1000, test=200)
     write_features(tmp_path / "cifar100-clip-vit-b-16.npz", made)
@@ -155,13 +167,18 @@ def test_what_a_laptop_has_finished_a_cluster_does_not_repeat(local, tmp_path, m
     lab, other = tmp_path / "lab", tmp_path / "other"
     ask = ("run", "interference", "cifar100", "--scale", "smoke", "--trials", "1", "--out")
     here = called(*ask, lab, "--only", "arm=dense").stdout
-    on_ray = ("--on", "ray", "--address", local.address, "--device", "cpu", "--jobs", "2")
-    there = subprocess.run([FISSILE, *ask, lab, *on_ray], capture_output=True, text=True)
-    assert there.returncode == 0, there
+    on_ray = ("--on", "ray", "--address", unmanned.address, "--device", "cpu", "--jobs", "1")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([FISSILE, *ask, lab, *on_ray], **pipes) as there:
+        # The cluster has no worker yet: it is waited for.
+        assert "has a core for us: waiting for workers (300 s) ..." in there.stderr.readline()
+        unmanned.man()
+        out, err = there.communicate(timeout=120)
+    assert there.returncode == 0, err
     done = int(here.partition(" trials computed")[0].split()[-1])
     assert 0 < done < stored(lab)
-    assert f"{stored(lab) - done} trials computed, {done} found" in there.stdout
-    assert " a second" in there.stderr  # a line for every worker
+    assert f"{stored(lab) - done} trials computed, {done} found" in out
+    assert " a second" in err  # a line for every worker
     # And the other way round: a laptop finds everything, and comes to the same numbers alone.
     assert f"0 trials computed, {stored(lab)} found" in called(*ask, lab).stdout
     called(*ask, other)
@@ -202,7 +219,8 @@ def test_nobody_outlives_a_driver_that_is_stopped_or_killed(local, tmp_path, und
 def test_a_worker_that_is_killed_and_a_node_that_disappears_cost_nothing(
     local, tmp_path, undisturbed
 ):
-    process = start(tmp_path, "--address", local.address)
+    local.tell("small")
+    process = start(tmp_path, "--address", local.address, jobs=2)
     wait_for(process, tmp_path, 10)
     while not (found := busy(local)):  # between two tasks
         assert process.poll() is None

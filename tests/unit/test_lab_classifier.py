@@ -117,7 +117,7 @@ def test_a_large_set_stays_in_its_file_and_trains_the_same(tmp_path, monkeypatch
     mapped = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, held.x.shape)
     mapped[:] = held.x
     usual = compute([trial("random", 4, depth=5, layer_norm=True)])[0].measures
-    monkeypatch.setattr(classifier, "_STREAMED", 0)
+    monkeypatch.setattr(classifier, "STREAMED", 0)
     monkeypatch.setattr(classifier, "_found", lambda name: (replace(held, x=mapped), "0"))
     spec = classifier.Classifiers("cpu").spec(trial())
     assert isinstance(spec.data.x, np.memmap)

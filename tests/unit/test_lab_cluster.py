@@ -1,5 +1,6 @@
-"""A cluster's nodes, what a worker does, and what is shown of it; without Ray."""
+"""A cluster's nodes, what a worker does, and what is shown of it; without a cluster."""
 
+import logging
 import os
 import pickle
 from dataclasses import replace
@@ -13,9 +14,9 @@ from fissile.data.generated import features
 from fissile.data.sets import Labelled
 from fissile.errors import FissileError
 from fissile.lab.classifier import Classifiers, load, provided
-from fissile.lab.cluster import task
+from fissile.lab.cluster import crew, task
 from fissile.lab.cluster.connect import answers
-from fissile.lab.cluster.crew import Node, Shares, nodes_of, shares_of
+from fissile.lab.cluster.crew import Crew, Node, Shares, nodes_of, shares_of
 from fissile.lab.cluster.workers import BASE
 from fissile.lab.compute import compute
 from fissile.lab.progress import Bar
@@ -64,6 +65,75 @@ def test_a_batch_on_a_processor_has_its_share_of_the_smallest_machine():
 def test_a_convolutional_network_has_a_gpu_to_itself():
     works = [Trial(Images("cifar100"), neurons=4)]
     assert shares_of([Node(16, 1, 64e9)], works, "cuda").per_gpu == 1
+
+
+# --- a cluster that has no workers yet
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the autoscaler is asked for, on a cluster that the first look finds without nodes."""
+    sdk, found = pytest.importorskip("ray.autoscaler.sdk"), []
+    monkeypatch.setattr(sdk, "request_resources", lambda bundles: found.append(bundles))
+    monkeypatch.setattr(crew, "_LOOK", 0.0)
+    monkeypatch.setattr(crew, "_POLL", 0.0)
+    return found
+
+
+def looks(monkeypatch, *nodes):
+    """Let every look at the cluster find the next of these, and then the last."""
+    left = list(nodes)
+    monkeypatch.setattr(crew, "_nodes", lambda: left.pop(0) if len(left) > 1 else left[0])
+
+
+def test_workers_that_come_later_are_waited_for_and_asked_for(monkeypatch, caplog, asked):
+    looks(monkeypatch, [], [Node(0, 0, 1e9)], [Node(0, 0, 1e9)], [Node(4, 0, 64e9)])
+    mine = Crew(WORKS, patience=60.0)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "a core for us: waiting for workers (60 s) ..." in caplog.text
+    assert asked == [[{"CPU": 1}], []]  # and given back once there are any
+    assert [lane.slots for lane in mine.lanes()] == [0, 5]
+
+
+def test_more_workers_are_asked_for_where_there_is_more_to_do(monkeypatch, asked):
+    looks(monkeypatch, [], [], [Node(4, 1, 64e9)])
+    monkeypatch.setattr(crew, "PATIENCE", sum(work.cost for work in 3 * WORKS) / 9)
+    Crew(3 * WORKS, device="cuda", patience=60.0)
+    assert asked == [9 * [{"CPU": 1, "GPU": 1}], []]
+    looks(monkeypatch, [], [], [Node(4, 1, 64e9)])
+    Crew(3 * WORKS, device="cuda", jobs=2, patience=60.0)
+    assert asked[2:] == [2 * [{"CPU": 1, "GPU": 1}], []]
+
+
+def test_workers_that_do_not_come_are_an_error(monkeypatch, caplog, asked):
+    looks(monkeypatch, [Node(4, 0, 64e9)])
+    with pytest.raises(
+        FissileError, match=r"has a GPU for us, and none came within 0 seconds; add"
+    ):
+        Crew(WORKS, device="cuda", patience=0.01)
+    assert asked[-1] == []
+    caplog.clear()
+    with pytest.raises(FissileError, match="has a GPU for us; add one that has"):
+        Crew(WORKS, device="cuda")
+    assert not caplog.records  # nobody would come
+
+
+def test_whoever_waits_can_be_interrupted(monkeypatch, asked):
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    looks(monkeypatch, [])
+    monkeypatch.setattr(crew.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Crew(WORKS, patience=60.0)
+    assert asked == [[{"CPU": 1}], []]
+
+
+def test_workers_that_all_go_are_asked_for_again(monkeypatch, asked):
+    looks(monkeypatch, [Node(4, 0, 64e9)], [], [], [Node(4, 0, 64e9)])
+    mine = Crew(WORKS)
+    assert [sum(lane.slots for lane in mine.lanes()) for _ in range(3)] == [0, 0, 5]
+    assert asked == [[{"CPU": 1}], []]
 
 
 # --- what a worker does

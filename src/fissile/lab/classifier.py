@@ -18,10 +18,10 @@ from fissile.errors import FissileError
 from fissile.lab.task import HELD_OUT, Features, Images
 from fissile.lab.trial import Trial, Work, changed
 
-__all__ = ["Classifiers", "bound", "fingerprint", "load", "meant", "provided"]
+__all__ = ["STREAMED", "Classifiers", "bound", "fingerprint", "load", "meant", "provided"]
 
 #: Features beyond so many bytes are read from their file as they are needed.
-_STREAMED = 1 << 30
+STREAMED = 1 << 30
 
 
 #: Arrays that were handed over, where there may be no files.
@@ -120,7 +120,7 @@ class Classifiers:
     def _held(self, found: Labelled) -> Data:
         """Hold a set in memory; one that is large stays in its file, unless a GPU has room."""
         on_chip = self._device.startswith("cuda")
-        stays = isinstance(found.x, np.memmap) and found.x.nbytes > _STREAMED and not on_chip
+        stays = isinstance(found.x, np.memmap) and found.x.nbytes > STREAMED and not on_chip
         x = found.x if stays else _single(found.x)
         return Data(x, torch.tensor(found.y), _single(found.x_test), torch.tensor(found.y_test))
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
 from math import exp, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fissile.errors import FissileError
 from fissile.lab.contender import Contender
@@ -27,7 +27,17 @@ from fissile.lab.store.provenance import Provenance
 from fissile.lab.task import HELD_OUT, Boolean, Images
 from fissile.lab.trial import Sampling, Trial, Work
 
-__all__ = ["Chosen", "Load", "Speed", "Worker", "kind_of", "loads", "machine_of", "worker_for"]
+__all__ = [
+    "GUESSES",
+    "Chosen",
+    "Load",
+    "Speed",
+    "Worker",
+    "kind_of",
+    "loads",
+    "machine_of",
+    "worker_for",
+]
 
 #: Splits whose networks no fast engine trains.
 _SLOW = ("dropconnect", "dynamic")
@@ -67,15 +77,20 @@ class Speed:
         return self.shapes * load.shapes
 
 
+#: What a worker is taken to need where nobody has measured it: see ``Worker``.
+GUESSES = {"start": 10.0, "reads": 10.0}
+
+
 @dataclass(frozen=True)
 class Worker:
     """What was measured of one kind of worker."""
 
     name: str
     device: str  # cpu or cuda
-    start: float = 5.0  # seconds until a process has imported everything
-    reads: float = 10.0  # seconds for a GiB of data, once
+    start: float = GUESSES["start"]  # seconds until a process has imported everything
+    reads: float = GUESSES["reads"]  # seconds for a GiB of data, once
     kinds: dict[str, Speed] = field(default_factory=dict)
+    guessed: frozenset[str] = frozenset()  # which of start and reads nobody has measured
 
     def seconds(self, asked: Mapping[str, Load]) -> dict[str, float]:
         """Return the seconds that a batch takes, by kind of network; see :func:`loads`."""
@@ -204,16 +219,19 @@ class Chosen(NamedTuple):
 def _workers() -> list[Worker]:
     file = resources.files("fissile.lab") / "measured.json"
     told = json.loads(file.read_text(encoding="utf-8"))["workers"]
-    return [
-        Worker(
-            one["name"],
-            one["device"],
-            one["start"],
-            one["reads"],
-            {kind: Speed(**speed) for kind, speed in one["kinds"].items()},
-        )
-        for one in told
-    ]
+    return [_worker(one) for one in told]
+
+
+def _worker(told: Mapping[str, Any]) -> Worker:
+    """Read what was measured of a worker; what the file leaves out is a guess."""
+    known = {name: told[name] for name in GUESSES if told.get(name) is not None}
+    return Worker(
+        told["name"],
+        told["device"],
+        kinds={kind: Speed(**speed) for kind, speed in told["kinds"].items()},
+        guessed=frozenset(GUESSES.keys() - known.keys()),
+        **(GUESSES | known),
+    )
 
 
 def worker_for(device: str) -> Chosen:

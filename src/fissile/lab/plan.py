@@ -14,11 +14,18 @@ from dataclasses import asdict, dataclass
 
 from fissile.errors import FissileError, whole
 from fissile.lab import cost
+from fissile.lab.classifier import STREAMED
 from fissile.lab.measured import Worker, worker_for
 from fissile.lab.schedule import Batch, Schedule
-from fissile.lab.trial import Work
+from fissile.lab.trial import Features, Work
 
 __all__ = ["Estimate", "Parts", "duration", "plan"]
+
+#: The share of the time that may be a guess before an estimate is one.
+_LITTLE = 0.05
+#: How many times as long networks take whose features are read from a file as they train: two of
+#: them on two cores, benchmarks/results/2026-11-15-stream-2-cores.txt.
+_SLOWER = 3.3
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,7 @@ def plan(
     batches = schedule.batches(workers)
     kinds, longest = _by_kind(batches), max(batches, key=lambda batch: batch.seconds)
     unmeasured = sorted(kind for kind in kinds if kind not in worker.kinds)
+    parts, wall = _parts(schedule, workers), schedule.wall(workers)
     return Estimate(
         device=worker.device,
         measured_on=worker.name,
@@ -112,14 +120,14 @@ def plan(
         trials=len(owner),
         batches=len(batches),
         work=schedule.work(workers),
-        wall=schedule.wall(workers),
-        error=worker.error(kinds),
+        wall=wall,
+        error=None if _guessed(worker, parts) > _LITTLE * wall else worker.error(kinds),
         longest=longest.seconds,
         longest_is=str(longest),
         device_bytes=max(batch.memory for batch in batches),
         process_bytes=max(cost.process_bytes(batch.works) for batch in batches),
         data_bytes=schedule.data,
-        parts=_parts(schedule, workers),
+        parts=parts,
         studies=_shares(batches, owner),
         unmeasured=unmeasured,
         notes=[*notes, *_trust(worker, kinds), *_doubts(schedule, workers, unmeasured)],
@@ -133,6 +141,12 @@ def _parts(schedule: Schedule, workers: int) -> Parts:
     start, sent = schedule.started(workers), schedule.sent(workers)
     waiting = max(0.0, schedule.wall(workers) - start - sent - work / busy)
     return Parts(start, sent, set_up / busy, (work - set_up) / busy, waiting)
+
+
+def _guessed(worker: Worker, parts: Parts) -> float:
+    """Return the seconds beside those of networks that nobody has measured."""
+    taken = {"start": parts.start, "reads": parts.data}
+    return sum(taken[name] for name in worker.guessed)
 
 
 def _by_kind(batches: Sequence[Batch]) -> dict[str, float]:
@@ -168,21 +182,36 @@ def _trust(worker: Worker, kinds: Iterable[str]) -> list[str]:
     if not known:
         return []
     batches = sum(speed.batches for speed in known.values())
-    errors = ", ".join(f"{kind} {speed.error:.2f}" for kind, speed in sorted(known.items()))
-    return [
-        f"Fitted to {batches:,} measured batches; studies that were left out of the fit took so "
-        f"many times as long or as short as it said (root mean square): {errors}."
-    ]
+    said = f"Fitted to {batches:,} measured batch{'' if batches == 1 else 'es'}"
+    errors = [f"{kind} {speed.error:.2f}" for kind, speed in sorted(known.items()) if speed.error]
+    if errors:
+        said += (
+            "; studies that were left out of the fit took so many times as long or as short as it "
+            f"said (root mean square): {', '.join(errors)}"
+        )
+    unsure = sorted(kind for kind, speed in known.items() if not speed.error)
+    if unsure:
+        said += f"; too few to say how far off it is: {', '.join(unsure)}"
+    return [f"{said}."]
 
 
 def _doubts(schedule: Schedule, workers: int, unmeasured: Sequence[str]) -> list[str]:
-    said = []
+    said, worker = [], schedule.worker
     if unmeasured:
         said.append(
-            f"Networks of this kind were never measured on {schedule.worker.name}, and their time "
-            f"is a guess: {', '.join(unmeasured)}."
+            f"Networks of this kind were never measured on {worker.name}, and their time is a "
+            f"guess: {', '.join(unmeasured)}."
         )
-    if schedule.worker.device == "cuda":
+    guesses = _guesses(worker, data=schedule.data > 0)
+    if guesses:
+        said.append(f"Never measured on {worker.name}, and a guess: {', and '.join(guesses)}.")
+    if worker.device == "cpu" and any(map(_streams, schedule.works)):
+        said.append(
+            f"Features of more than {STREAMED >> 30} GiB are taken to be in memory, as they are "
+            "on a cluster; a run on this machine alone reads them from their file as it trains, "
+            f"which took {_SLOWER} times as long where it was measured, and is not in the time."
+        )
+    if worker.device == "cuda":
         said.append(
             "A worker is one process on one GPU; where networks are small, a run keeps several "
             "on each, and is faster."
@@ -190,6 +219,20 @@ def _doubts(schedule: Schedule, workers: int, unmeasured: Sequence[str]) -> list
     if schedule.sent(workers) > schedule.sent(1):
         said.append("Data sets are taken to travel at 10 Gbit/s, from machine to machine.")
     return said
+
+
+def _guesses(worker: Worker, *, data: bool) -> list[str]:
+    """Name what a worker takes time for beside networks that nobody has measured."""
+    found = {"start": f"that a process takes {duration(worker.start)} to start"}
+    if data:
+        found["reads"] = f"that a GiB of data is read in {duration(worker.reads)}"
+    return [text for name, text in found.items() if name in worker.guessed]
+
+
+def _streams(work: Work) -> bool:
+    """Tell whether a trial's features are so large that they may stay in their file."""
+    task = getattr(work, "task", None)
+    return isinstance(task, Features) and cost.data_bytes(task) > STREAMED
 
 
 def _advice(schedule: Schedule, workers: int, longest: Batch) -> list[str]:

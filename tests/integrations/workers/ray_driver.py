@@ -49,11 +49,11 @@ def arrays():
     return Labelled(x, np.arange(256) % 100, x_test, np.arange(128) % 100)
 
 
-def went(works, folder, device="cpu"):
+def went(works, folder, device="cpu", jobs=1):
     """Run trials on the cluster, a network at a time; return what was said and what is stored."""
     with Store(folder) as store:
         try:
-            with cluster(works, device=device, every=0.0) as lanes:
+            with cluster(works, device=device, jobs=jobs, every=0.0) as lanes:
                 said = run.run(works, store, lanes=lanes).text()
         except run.RunFailed as error:
             said = str(error)
@@ -77,7 +77,7 @@ def dying(folder):
 def mixed(folder):
     run.compute = somewhere
     try:
-        return went([tiny(number=n) for n in range(6)], folder, device=None)
+        return went([tiny(number=n) for n in range(6)], folder, device=None, jobs=3)
     finally:
         run.compute = compute
 
@@ -109,7 +109,8 @@ def main(address, folder):
     with connected(address):
         for scene in (failing, dying, mixed, data, mismatched, lost):
             found[scene.__name__] = scene(folder / scene.__name__)
-    print(json.dumps(found))
+        print(json.dumps(found), flush=True)
+        os._exit(0)  # Ray would wait some seconds for the cluster that is gone
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fissile.lab.cluster.connect import connected
-from fissile.lab.cluster.crew import Crew
+from fissile.lab.cluster.crew import PATIENCE, Crew
 from fissile.lab.lanes import Lanes
 from fissile.lab.trial import Work
 
@@ -37,6 +37,8 @@ def cluster(
     >>> with cluster(works) as lanes:
     ...     run(works, store, lanes=lanes)
 
+    A cluster that is joined may have no worker yet: its autoscaler is asked for some.
+
     Args:
         works: the trials; what they are decides how many of them suit a worker.
         address: of the cluster; by default ``RAY_ADDRESS``, else this machine's cores become one.
@@ -45,7 +47,8 @@ def cluster(
         every: estimated seconds of work on two cores in a batch.
     """
     with connected(address) as home:
-        crew = Crew(works, home, device=device, jobs=jobs, every=every)
+        patience = 0.0 if home.own else PATIENCE
+        crew = Crew(works, home.address, device=device, jobs=jobs, every=every, patience=patience)
         try:
             yield crew.lanes
         finally:

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from fissile.errors import FissileError, needs
 
-__all__ = ["answers", "connected"]
+__all__ = ["Home", "answers", "connected"]
 
 #: Ray tells nobody of this run, and leaves what a worker sees of its GPUs alone.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -23,16 +24,22 @@ _CLIENT = "ray://"  # of an address that is reached from outside the cluster
 _PATIENCE = 10.0  # seconds for a cluster to answer, or to end
 
 
+class Home(NamedTuple):
+    """The cluster that this process is connected to."""
+
+    address: str  # at which it answers for as long as it is there; from outside a cluster, none
+    own: bool = False  # it was started here: no other machine will join it
+
+
 @contextmanager
-def connected(address: str | None = None) -> Iterator[str]:
+def connected(address: str | None = None) -> Iterator[Home]:
     """Be part of a Ray cluster: the one at an address, in ``RAY_ADDRESS``, or one of our own.
 
     >>> with connected("10.0.0.1:6379") as home:
     ...     ray.nodes()
 
-    Yields the address at which it answers for as long as it is there; from outside a cluster that
-    is none. One of our own has this machine's cores and GPUs, and ends with us. Where a program has
-    called ``ray.init`` itself, that connection is used, and stays.
+    One of our own has this machine's cores and GPUs, and ends with us. Where a program has called
+    ``ray.init`` itself, that connection is used, and stays.
     """
     needs("ray", "ray")
     for name, value in _QUIET.items():
@@ -41,16 +48,16 @@ def connected(address: str | None = None) -> Iterator[str]:
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         if address is not None:
             raise FissileError("this process is in a Ray cluster already; leave the address out")
-        yield _home()
+        yield Home(_address())
     elif given and given != "local":
         with _joined(given):
-            yield _home()
+            yield Home(_address())
     else:
         with _own() as own, _joined(own):
-            yield _home()
+            yield Home(_address(), own=True)
 
 
-def _home() -> str:
+def _address() -> str:
     import ray
 
     client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]

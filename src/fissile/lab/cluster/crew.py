@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from math import floor, inf
+from math import ceil, floor, inf
 from textwrap import shorten
 from typing import Any
 
@@ -18,10 +20,14 @@ from fissile.lab.pool import default_jobs
 from fissile.lab.run import side_by_side
 from fissile.lab.trial import Work
 
-__all__ = ["Crew", "Node", "Shares", "nodes_of", "shares_of"]
+__all__ = ["PATIENCE", "Crew", "Node", "Shares", "nodes_of", "shares_of"]
 
+_log = logging.getLogger("fissile")
+
+#: Seconds that a cluster may be without workers: a machine that is started on demand takes minutes.
+PATIENCE = 300.0
 _LOOK = 2.0  # seconds between looks at the cluster
-_PATIENCE = 60.0  # seconds that a cluster may be without workers
+_POLL = 0.2  # seconds of sleep while nobody is there
 _SILENCE = 20.0  # seconds that it may be silent
 _ROOM = 8 << 30  # bytes of a GPU, until one has told how many it has
 _CONTEXT = 512 << 20  # bytes that a process takes on a GPU before it has seen a network
@@ -87,7 +93,9 @@ class Crew:
     """The workers of the cluster that this process is connected to, as lanes.
 
     >>> with connected() as home:
-    ...     run(works, store, lanes=Crew(works, home).lanes)
+    ...     run(works, store, lanes=Crew(works, home.address).lanes)
+
+    Where there is none, it waits for so many seconds of patience before it gives up.
     """
 
     def __init__(
@@ -98,6 +106,7 @@ class Crew:
         device: str | None = None,
         jobs: int | None = None,
         every: float | None = None,
+        patience: float = 0.0,
     ) -> None:
         self._works, self._home, self._device, self._jobs = works, home, device, jobs
         depot = Depot()
@@ -109,15 +118,75 @@ class Crew:
         for lane in self._lanes.values():
             lane.least = lane.size / 8
         self._looked = self._heard = self._manned = time.monotonic()
+        self._asked = 0  # workers, of the autoscaler
         self._look()
-        if not any(lane.slots for lane in self._lanes.values()):
-            raise FissileError(
-                f"no node of the cluster has {'a GPU' if device == 'cuda' else 'a core'} for us; "
-                "add one that has, or ask for another device"
-            )
+        try:
+            self._gather(patience)
+        finally:
+            self._ask(0)
 
     def lanes(self) -> list[Lane]:
         """Return the lanes as the cluster is now, that of the GPUs first."""
+        self._look_again()
+        now = time.monotonic()
+        self._ask(0 if self._slots else self._worth())
+        if self._slots:
+            self._manned = now
+        elif now > self._manned + PATIENCE:
+            raise Halt(f"the cluster has had no worker for {PATIENCE:.0f} seconds")
+        return list(self._lanes.values())
+
+    def dismiss(self) -> None:
+        """Call back every batch that is still out, and every machine that was asked for."""
+        for workers in self._workers.values():
+            workers.shutdown()
+        self._ask(0)
+
+    @property
+    def _slots(self) -> int:
+        return sum(lane.slots for lane in self._lanes.values())
+
+    def _gather(self, patience: float) -> None:
+        """Wait for the first worker, and give up after a while."""
+        what = "a GPU" if self._device == "cuda" else "a core"
+        begin, waited = time.monotonic(), ""
+        if patience and not self._slots:
+            _log.warning(
+                f"no node of the cluster has {what} for us: waiting for workers ({patience:.0f} s)"
+                " ..."
+            )
+            waited = f", and none came within {patience:.0f} seconds"
+        while not self._slots:
+            if time.monotonic() >= begin + patience:
+                raise FissileError(
+                    f"no node of the cluster has {what} for us{waited}; add one that has, or ask "
+                    "for another device"
+                )
+            self._ask(self._worth())
+            time.sleep(_POLL)
+            self._look_again()
+
+    def _worth(self) -> int:
+        """Return how many workers are worth the minutes that they take to come."""
+        worth = max(1, ceil(sum(work.cost for work in self._works) / PATIENCE))
+        return worth if self._jobs is None else min(worth, self._jobs)
+
+    def _ask(self, workers: int) -> None:
+        """Let the cluster's autoscaler, if it has one, start machines for so many workers.
+
+        It keeps them until it is asked for none.
+        """
+        if workers == self._asked or (self._home and not answers(self._home)):
+            return
+        self._asked = workers
+        with suppress(Exception):  # it is a favour
+            from ray.autoscaler.sdk import request_resources
+
+            worker = {"CPU": CORES, "GPU": 1} if self._device == "cuda" else {"CPU": CORES}
+            request_resources(bundles=workers * [worker])
+
+    def _look_again(self) -> None:
+        """Look at the cluster, if that is some time ago and it answers."""
         now = time.monotonic()
         if now > self._looked + _LOOK:
             self._looked = now
@@ -126,16 +195,6 @@ class Crew:
                 self._look()
             elif now > self._heard + _SILENCE:
                 raise Halt(f"the cluster at {self._home} does not answer any more")
-        if any(lane.slots for lane in self._lanes.values()):
-            self._manned = now
-        elif now > self._manned + _PATIENCE:
-            raise Halt(f"the cluster has had no worker for {_PATIENCE:.0f} seconds")
-        return list(self._lanes.values())
-
-    def dismiss(self) -> None:
-        """Call back every batch that is still out."""
-        for workers in self._workers.values():
-            workers.shutdown()
 
     def _look(self) -> None:
         nodes = _nodes()
