@@ -429,6 +429,8 @@ def test_who_takes_what():
     assert cpu.takes(1, torch.float32, 2)
     assert cpu.takes(1, torch.bfloat16, None)
     assert not cpu.takes(1, torch.float64, None)
+    assert cpu.takes(10**6, torch.float16, 2)
+    assert [cpu.takes(512, torch.float32, None, group) for group in (4, 8)] == [False, True]
     assert not cpu.takes(1, torch.float32, 4)
     for bits in (1, None):  # there is a batch for which writing the weights out is worth it
         assert [cpu.takes(2**i, torch.bfloat16, bits) for i in (0, 20)] == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -37,13 +38,16 @@ RELU = 1
 KINDS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MOST_CHILDREN = 8
 #: Up to how many samples a kernel is used rather than writing the weights out for a dense product:
-#: of a partitioned and of a masked layer. Chosen after rough timings at 4096 x 1024 on two cores
-#: that were not idle; not swept since. PyTorch is best at bfloat16.
+#: of a partitioned and of a masked layer, as timed on two cores up to 2048 samples
+#: (benchmarks/results/pack-limits-cpu.json). In float16 the kernels took at most 0.55 times as long
+#: throughout; PyTorch is best at bfloat16.
 MOST_SAMPLES = {
-    torch.float32: (1024, 256),
-    torch.float16: (1024, 512),
+    torch.float32: (2048, 256),
+    torch.float16: (sys.maxsize, sys.maxsize),
     torch.bfloat16: (128, 64),
 }
+#: In large groups there is less to search for.
+LARGE_GROUP, LARGER = 8, 4
 
 
 @cache
@@ -74,11 +78,13 @@ def takes(
         batch: the samples.
         dtype: of the weights.
         bits: of an owner; None for a masked layer.
-        group: of a masked layer; here it makes no difference.
+        group: of a masked layer.
         planes: the owners lie beside the weights; here it makes no difference.
     """
     owned, masked = MOST_SAMPLES.get(dtype, (0, 0))
-    return batch <= masked if bits is None else batch <= owned and 1 <= bits <= 3
+    if bits is None:
+        return batch <= masked * (LARGER if group >= LARGE_GROUP else 1)
+    return batch <= owned and 1 <= bits <= 3
 
 
 def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
