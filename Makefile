@@ -1,7 +1,9 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# Python compiles what it imports, and keeps it; installers compile everything, which takes a minute.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint docs results bench-bank bench-cluster bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
 .DELETE_ON_ERROR:
@@ -9,9 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 demo: .venv/demo.stamp
 	$(BIN)/python -m fissile.demo
 
-# Tests start many processes: what one of them has compiled, the others shall find.
 test: .venv/test.stamp lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

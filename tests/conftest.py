@@ -49,4 +49,5 @@ def no_pdf(monkeypatch):
     """Save figures without their PDFs: three files of a figure are looked at elsewhere."""
     from fissile.lab.plots import output
 
-    monkeypatch.delitem(output._FORMATS, "pdf")
+    others = {name: how for name, how in output._FORMATS.items() if name != "pdf"}
+    monkeypatch.setattr(output, "_FORMATS", others)
