@@ -5,14 +5,18 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint docs results bench-bank bench-cluster bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
+.PHONY: demo test suite lint docs results bench-bank bench-cluster bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m fissile.demo
 
-test: .venv/test.stamp lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+test: .venv/test.stamp
+	@$(MAKE) --no-print-directory --jobs 2 suite lint
+
+# Three at a time for two cores: tests often wait for a process that they have started.
+suite: .venv/test.stamp
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

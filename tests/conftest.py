@@ -3,7 +3,7 @@
 import gc
 import os
 
-# Two tests run side by side, and so little work needs one thread: more would wait for each other.
+# Tests run side by side, and so little work needs one thread: more would wait for each other.
 # Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
