@@ -1,8 +1,9 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-# Python compiles what it imports, and keeps it; installers compile everything, which takes a minute.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
+# pip would compile on one core; some packages hold files that are not Python, and stay as they are.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib >/dev/null || true
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test suite lint docs results bench-bank bench-cluster bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
@@ -89,14 +90,17 @@ clean:
 # A stamp is newer than what it was made from, so a second run installs nothing.
 .venv/demo.stamp: .venv/made.stamp pyproject.toml constraints.txt
 	$(PIP) -e '.[all]'
+	@$(COMPILE)
 	@touch $@
 
 .venv/test.stamp: .venv/made.stamp pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
+	@$(COMPILE)
 	@touch $@
 
 .venv/bench.stamp: .venv/made.stamp pyproject.toml constraints.txt
 	$(PIP) -e '.[bench]'
+	@$(COMPILE)
 	@touch $@
 
 .venv/made.stamp:
