@@ -15,9 +15,8 @@ demo: .venv/demo.stamp
 test: .venv/test.stamp
 	@$(MAKE) --no-print-directory --jobs 2 suite lint
 
-# Three at a time for two cores: tests often wait for a process that they have started.
 suite: .venv/test.stamp
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

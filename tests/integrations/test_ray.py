@@ -23,9 +23,12 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
 WORKERS = Path(__file__).parent / "workers"
-#: Ninety trials, each a task of its own.
-LONG = ("theory", "--scale", "paper", "--set", "networks=150", "--every", "0", "--device", "cpu")
-WORKS = STUDIES["theory"].works("paper", None, {"networks": 150})
+#: Sixty trials, each a task of its own.
+LONG = (
+    "theory", "--scale", "paper", "--trials", "2", "--set", "networks=150", "--every", "0",
+    "--device", "cpu",
+)  # fmt: skip
+WORKS = STUDIES["theory"].works("paper", 2, {"networks": 150})
 
 
 class Local:
@@ -225,7 +228,7 @@ def test_a_worker_that_is_killed_and_a_node_that_disappears_cost_nothing(
     while not (found := busy(local)):  # between two tasks
         assert process.poll() is None
     os.kill(found[0], signal.SIGKILL)
-    wait_for(process, tmp_path, 40)
+    wait_for(process, tmp_path, 25)
     local.tell("remove")
     out = ended(process)
     assert f"{len(WORKS)} trials computed, 0 found in the store" in out
