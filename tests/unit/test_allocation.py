@@ -117,7 +117,7 @@ def patterns(rule, case, seed=0, form=Form()):  # noqa: B008
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(case=pairs())
 def test_a_rule_keeps_what_plain_numpy_keeps(rule, case):
     tensors, squares, alpha, extra = case

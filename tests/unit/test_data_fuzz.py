@@ -80,7 +80,7 @@ def form(request, tmp_path_factory):
     return path, read, contents
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_torn_or_flipped_file_never_does_anything_else(form, data):
     path, read, contents = form

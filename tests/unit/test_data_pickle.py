@@ -95,7 +95,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plain=st.dictionaries(st.text() | st.integers(), PLAIN), protocol=st.integers(2, 5))
 def test_plain_data_is_what_pickle_says(plain, protocol):
     assert read_pickle(pickle.dumps(plain, protocol)) == plain

@@ -44,7 +44,7 @@ def value_nonzeros(model):
     return sum(int((m.weight != 0).sum()) for m in plain.modules() if isinstance(m, nn.Linear))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_everything_an_expansion_promises(case):
     before = copy.deepcopy(case.model)
@@ -71,7 +71,7 @@ def test_everything_an_expansion_promises(case):
     assert equal(wide, again), "the same seed gave another model"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases())
 def test_weights_are_the_references(case):
     wide = expanded(case)

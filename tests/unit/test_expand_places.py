@@ -46,7 +46,7 @@ def existing(wide, sort):
     return {n: plain.get_submodule(n).weight != 0 for n in (*sort.firsts, sort.second)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     name=st.sampled_from(sorted(SORTS)),
     alpha=st.integers(1, 4),

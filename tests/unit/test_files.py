@@ -29,7 +29,7 @@ def same(one, other):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(case=cases(plain=False))
 def test_an_mlp_comes_back_without_any_code(case, tmp_path_factory):
     path = tmp_path_factory.mktemp("files") / "model.safetensors"
@@ -168,7 +168,7 @@ def test_a_hostile_file_is_refused(saved, name):
         load(saved)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_torn_or_flipped_file_never_does_anything_else(data, tmp_path_factory):
     path = tmp_path_factory.mktemp("torn") / "m"

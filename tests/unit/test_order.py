@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from fissile.order import ROUNDS, hash32, noise, order, order_keys
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2000), st.integers(1, 300))
 def test_an_order_is_a_permutation(seed, epoch, samples):
     assert order(seed, epoch, samples).sort().values.tolist() == list(range(samples))

@@ -79,7 +79,7 @@ def test_the_nearest_of_all_numbers_with_an_ending_is_found(dtype, count):
             assert ((found.sign() == weight.sign()) | (found == 0) | (weight == 0)).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     numbers=st.lists(
         st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20
@@ -119,7 +119,7 @@ def test_a_weight_with_its_ending_is_left_alone_and_zero_stays_alive():
     assert ending_in(torch.zeros(0), 2, torch.zeros(0), torch.float16).shape == (0,)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(dtype=dtypes, seed=seeds, count=st.integers(0, 4))
 def test_the_error_is_bounded_by_what_was_given_away(dtype, seed, count):
     torch.manual_seed(seed)
@@ -151,7 +151,7 @@ def test_how_many_bits_name_a_child():
         assert alpha == 1 or 2 ** (owner_bits(alpha) - 1) < alpha
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(shape=st.lists(st.integers(0, 20), min_size=1, max_size=3), seed=seeds)
 def test_bits_come_out_of_bytes_as_they_went_in(shape, seed):
     torch.manual_seed(seed)
@@ -173,7 +173,7 @@ def masks(draw, most=400):
     return torch.rand(places) < density
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(mask=masks(), after=masks(30))
 def test_places_are_read_as_they_were_written(mask, after):
     stream = write_places(mask)
@@ -199,7 +199,7 @@ def grouped(draw):
     return whole.expand(-1, size) & ~holes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(mask=grouped(), after=masks(10))
 def test_groups_are_read_as_they_were_written(mask, after):
     reader = Reader.of(torch.cat([write_groups(mask), after]))
@@ -217,7 +217,7 @@ def test_groups_without_a_weight_are_not_stored():
         read_groups(Reader.of(stream), 2, 2, 2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(stream=masks(200), size=st.sampled_from([1, 2, 4, 8]), data=st.data())
 def test_a_damaged_stream_is_refused_or_fits(stream, size, data):
     places = data.draw(st.integers(0, 300))
@@ -257,7 +257,7 @@ def room_of(carriers):
     return sum(len(c.weight) * (MOST[c.weight.dtype] - c.owner_bits) for c in carriers)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(carriers=carried(), share=st.floats(0, 1), seed=seeds)
 def test_a_stream_in_the_weights_comes_out_again(carriers, share, seed):
     torch.manual_seed(seed)
@@ -309,7 +309,7 @@ def dealt(draw):
     return torch.where(owner < 0, 0, weight), owner, alpha, draw(dtypes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(case=dealt(), layout=st.sampled_from(["inline", "plane"]))
 def test_owners_are_found_where_they_were_put(case, layout):
     weight, owner, alpha, dtype = case
@@ -331,7 +331,7 @@ def test_owners_are_found_where_they_were_put(case, layout):
         assert cast.dtype is other
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(mask=grouped(), rows=st.integers(1, 5), dtype=dtypes, seed=seeds)
 def test_a_bitmap_holds_the_groups_that_have_a_weight(mask, rows, dtype, seed):
     torch.manual_seed(seed)

@@ -37,7 +37,7 @@ activations = st.sampled_from(sorted(ACTIVATIONS))
 seeds, batches = st.integers(0, 2**32 - 1), st.integers(1, 9)
 #: What is drawn is new every time, and named when a test fails; only the kernels, each of which has
 #: to be compiled, are always the same: the dtype, and the children or the group, and the layout.
-many = settings(deadline=None, max_examples=80)
+many = settings(deadline=None, max_examples=40)
 OWNED = [(*one, i % 2 == 0) for i, one in enumerate(itertools.product(DTYPES, (2, 4, 8)))]
 OWNED += [(torch.float32, 4, True), (torch.float16, 2, True), (torch.bfloat16, 8, False)]
 BITMAP = [*itertools.product(DTYPES, (1, 4)), (torch.float32, 2), (torch.float16, 8)]

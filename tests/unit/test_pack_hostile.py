@@ -38,7 +38,7 @@ def clean(tmp_path_factory):
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_torn_or_flipped_file_is_refused_or_the_same(clean, data, tmp_path_factory):
     whole, packed = clean[data.draw(st.sampled_from(LAYOUTS))]
@@ -229,7 +229,7 @@ def test_a_hostile_file_is_refused(clean, layout, name, tmp_path):
     assert "checksum" not in str(refused.value), "the check behind the checksum was not reached"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 10_000))
 def test_whatever_is_in_the_tensors_becomes_a_sound_model_or_an_error(
     clean, data, seed, tmp_path_factory

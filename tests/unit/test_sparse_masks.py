@@ -72,7 +72,7 @@ def one_of(arrays, number):
     return {name: array[number] for name, array in arrays.items()}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(scored(), st.booleans())
 def test_a_stack_keeps_what_the_best_threshold_of_each_network_keeps(case, bias):
     scores, room = case

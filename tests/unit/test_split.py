@@ -24,7 +24,7 @@ def sizes(owner, alpha):
 shapes = st.tuples(st.integers(1, 6), st.integers(2, 8), st.integers(1, 5), st.integers(0, 999))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shapes)
 def test_random_deals_evenly(shape):
     parents, alpha, times, seed = shape
@@ -42,7 +42,7 @@ def test_random_is_random_and_each_parent_deals_on_its_own():
     assert abs(float(torch.corrcoef(owner[:, :2].T)[0, 1])) < 0.25
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shapes, st.data())
 def test_groups_stay_whole_and_are_dealt_evenly(shape, data):
     parents, alpha, times, seed = shape
@@ -111,7 +111,7 @@ def test_structured_gives_every_child_n_of_every_block(n, alpha):
     assert len({tuple(row.tolist()) for row in owner}) > 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(2, 5), st.integers(1, 3), st.data())
 def test_a_stack_is_split_as_each_network_alone(alpha, times, data):
     inputs = alpha * times * 2

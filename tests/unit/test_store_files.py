@@ -77,7 +77,7 @@ def test_a_bad_file_is_refused_and_left_alone(tmp_path, whole, name, create):
     assert [one.name for one in tmp_path.iterdir()] == ["trials.sqlite"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_torn_or_flipped_file_never_does_anything_else(data, whole, tmp_path_factory):
     folder, size = tmp_path_factory.mktemp("torn"), len(whole)

@@ -202,7 +202,7 @@ def test_simulation_does_not_depend_on_where_chunks_end(monkeypatch: pytest.Monk
     st.integers(1, 4),
     st.floats(1e-6, 0.9),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_required_width_is_the_least(size: int, clauses: int, alpha: int, eps: float) -> None:
     if size * clauses // alpha < size:
         return

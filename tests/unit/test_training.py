@@ -51,7 +51,7 @@ def same_or_fewer(before, after):
     return all(not (after[name] & ~before[name]).any() for name in before)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases(), st.sampled_from(sorted(OPTIMIZERS)), st.integers(1, 3), st.booleans())
 def test_no_step_of_any_optimizer_revives_a_weight(case, name, accumulate, trained_before):
     dense = case.model
