@@ -105,7 +105,6 @@ def clocked(works, rows):
 
 # --- the fit
 
-
 #: What a kind of network may take time for; more than its work only where that predicts better.
 TERMS = (("cost",), ("steps", "cost"), ("shapes", "steps", "cost"))
 
