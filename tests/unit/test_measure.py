@@ -364,6 +364,18 @@ def test_scale_changes_neither_capacity_nor_cosine(scale):
     torch.testing.assert_close(measure.cosine(weight * scale), measure.cosine(weight))
 
 
+def test_threads_change_no_digit_of_a_cosine():
+    weight, before = normal(0, 12, 512, 512, dtype=torch.float32), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [measure.cosine(one) for one in weight]
+        torch.set_num_threads(max(2, before))
+        together = [measure.cosine(one) for one in weight]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(torch.stack(alone), torch.stack(together))
+
+
 def test_gradients_stay_finite_with_dead_neurons_and_features():
     weight = torch.zeros(3, 4)
     weight[0, 0] = 1
