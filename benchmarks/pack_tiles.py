@@ -1,11 +1,13 @@
 """How a packed layer is best cut into programs: times every candidate, for gpu/tiles.py to choose.
 
-    python benchmarks/pack_tiles.py --to benchmarks/results/pack-tiles-h200.json    # two minutes
+    python benchmarks/pack_tiles.py --to benchmarks/results/pack-tiles-h200.json    # minutes
+    python benchmarks/pack_tiles.py --rule --to benchmarks/results/pack-rule-h200.json    # seconds
 
 Weights are many copies of a layer, read one after another by a CUDA graph, so that none is in the
 cache and launching costs next to nothing: a layer inside a large network. That is harder on packed
 layers than pack.py, whose times contain what a single replay of a graph takes in any case. Every
 candidate is first checked against float64. Prints the fastest; the last line is one JSON object.
+With --rule, only what a layer is given without asking is timed: tiles, or sparse products.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from fissile.packed.gpu.launch import owned
 from fissile.packed.gpu.tiles import Tiles, owned_tiles
 
 SIZES = [(4096, 4096), (14336, 4096), (28672, 8192)]
-BITS, BATCHES = (3, 2, 1), (1, 8, 16)
+BITS, BATCHES = (3, 2, 1), (1, 4, 8, 16)
 #: Bytes of shared memory that let two programs lie on a multiprocessor.
 SHARED = 112_000
 #: The same layer so many times over, in bytes.
@@ -47,10 +49,10 @@ def layer(h, d, batch):
     return [torch.randn(n, d, device="cuda").half() for n in (batch, h)]
 
 
-def checked(case):
+def checked(case, h=512):
     """Compile a candidate, and say what is wrong with it."""
     d, batch, bits, tiles = case
-    x, weight = layer(512, d, batch)
+    x, weight = layer(h, d, batch)
     try:
         found = owned(x, weight, None, None, 2**bits, "none", tiles).view(batch, -1, 2**bits)
     except RuntimeError as error:
@@ -82,7 +84,7 @@ def microseconds(call, copies):
     return sorted(times)[2]
 
 
-def timed(h, d, batch, bits, weights, usable):
+def timed(d, batch, bits, weights, usable):
     """Return the dense layer's time, and the candidates' from the fastest on."""
     x, copies = layer(1, d, batch)[0], len(weights)
     dense = microseconds(lambda i: torch.nn.functional.linear(x, weights[i]), copies)
@@ -97,30 +99,36 @@ def timed(h, d, batch, bits, weights, usable):
     return [round(dense, 2), round(again, 2)], sorted(found)
 
 
+def refused(jobs):
+    """Return the candidates that do not compile or compute something else, and what is wrong."""
+    depths = {d for _, d in SIZES}
+    work = [(d, b, k, t) for d in depths for b in (8, 16) for k in BITS for t in candidates(b)]
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        said = pool.map(checked, work)
+        return {case: text for case, text in zip(work, said, strict=True) if text}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--to", type=Path)
+    parser.add_argument("--rule", action="store_true", help="only what is launched by itself")
     parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
     options = parser.parse_args()
-    depths = {d for _, d in SIZES}
-    work = [(d, b, k, t) for d in depths for b in (8, 16) for k in BITS for t in candidates(b)]
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        wrong = {
-            case: said for case, said in zip(work, pool.map(checked, work), strict=True) if said
-        }
+    wrong = {} if options.rule else refused(options.jobs)
     print(*wrong.values(), sep="\n")
     cases = {}
     for h, d in SIZES:
         weights = [layer(h, d, 1)[1] for _ in range(min(32, max(6, int(READ / (2 * h * d)))))]
         for bits, batch in product(BITS, BATCHES):
-            full = 16 if batch > 8 else 8
+            name, full = f"{h}x{d}, {2**bits}, {batch}", 16 if batch > 8 else 8
+            if said := checked((d, batch, bits, None), min(h, 4096)):  # more would heat the GPU
+                raise SystemExit(f"{name}: {said}")
             usable = [t for t in candidates(batch) if (d, full, bits, t) not in wrong]
-            dense, found = timed(h, d, batch, bits, weights, usable)
-            rule = owned_tiles(batch, h, d, bits, 2, False)
-            print(f"{h}x{d}, alpha {2**bits}, {batch} samples: dense {dense}, rule {tuple(rule)}")
+            dense, found = timed(d, batch, bits, weights, [None] if options.rule else usable)
+            print(f"{name}: dense {dense}, rule {owned_tiles(batch, h, d, bits, 2, False)}")
             for time, tiles in found[:4]:
-                print(f"    {time:8.2f} µs, {time / min(dense):.3f} of dense: {tuple(tiles)}")
-            cases[f"{h}x{d}, {2**bits}, {batch}"] = {"dense": dense, "tiles": found}
+                print(f"    {time:8.2f} µs, {time / min(dense):.3f} of dense: {tiles}")
+            cases[name] = {"dense": dense, "tiles": found}
     about = {
         "date": datetime.date.today().isoformat(),
         "machine": machine("cuda"),

@@ -7,11 +7,14 @@ import torch
 from torch import nn
 
 from fissile import MLP, FissileError, expand, load, pack, save, unpack
+from fissile.packed import plain, run
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 OFF = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
+HOPPER = GPU and torch.cuda.get_device_capability() == (9, 0)
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs an H100 or H200")
 
 
 def off(found, wanted):
@@ -105,3 +108,95 @@ def test_two_of_four_goes_to_torch(tmp_path):
         unpack(packed)
     with pytest.raises(FissileError, match="does not train"):
         packed.train()
+
+
+# --- sparse matrix products, for up to four samples and five to eight children
+
+
+def large(parents, inputs, alpha, dtype, *, biased):
+    """Return a packed layer's weights and biases."""
+    pattern = torch.randn(parents, inputs, device="cuda").to(dtype).view(torch.int16)
+    owner = torch.randint(alpha, pattern.shape, device="cuda", dtype=torch.int16)
+    kept = torch.rand(pattern.shape, device="cuda") < 0.9
+    weight = torch.where(kept, (pattern & ~7) | owner, 0).view(dtype)
+    return weight, 20 * torch.randn(parents * alpha, device="cuda").to(dtype) if biased else None
+
+
+def exact(x, weight, bias, alpha, activation):
+    """Return the layer in float64."""
+    owner = weight.view(torch.int16) & 7
+    parts = [x.double() @ (weight.double() * (owner == k)).T for k in range(alpha)]
+    sums = torch.stack(parts, -1).flatten(1)
+    return plain.activated(sums if bias is None else sums + bias.double(), activation)
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [3072, 4096, 5120, 8192])
+@pytest.mark.parametrize(
+    ("batch", "alpha", "activation", "biased"),
+    [
+        (1, 8, "none", False),
+        (4, 8, "gelu", True),
+        (3, 5, "relu", True),
+        (2, 7, "silu", False),
+        (4, 6, "gelu_tanh", True),
+    ],
+)
+def test_sparse_products_agree(batch, alpha, activation, biased, inputs, dtype):
+    from fissile.packed.gpu import places
+
+    weight, bias = large(16 * 139, inputs, alpha, dtype, biased=biased)
+    x = torch.randn(batch, inputs, device="cuda").to(dtype)
+    assert places.suits(x, weight, None, bias, alpha)
+    found = run.owned(x, weight, None, bias, alpha, activation)
+    assert off(found, exact(x, weight, bias, alpha, activation)) < OFF[dtype] / 10
+    assert torch.equal(found, run.owned(x, weight, None, bias, alpha, activation))
+
+
+@needs_hopper
+def test_sparse_products_in_graphs_and_streams():
+    weight, bias = large(4096, 4096, 8, torch.float16, biased=True)
+    x = torch.randn(4, 4096, device="cuda").half()
+    wanted = run.owned(x, weight, None, bias, 8, "relu")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert torch.equal(run.owned(x, weight, None, bias, 8, "relu"), wanted)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run.owned(x, weight, None, bias, 8, "relu")
+    found.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(found, wanted)
+
+
+@needs_hopper
+def test_what_does_not_suit_sparse_products_goes_elsewhere():
+    from fissile.packed.gpu import places
+
+    for parents, inputs, batch, start in (
+        (2200, 4096, 4, 0),
+        (4096, 4096, 5, 0),
+        (4096, 4096, 2, 1),
+    ):
+        weight, _ = large(parents, inputs, 8, torch.float16, biased=False)
+        x = torch.randn(batch * inputs + start, device="cuda").half()[start:].view(batch, inputs)
+        assert not places.suits(x, weight, None, None, 8)
+        found = run.owned(x, weight, None, None, 8, "none")
+        assert off(found, exact(x, weight, None, 8, "none")) < 1e-3
+
+
+@needs_hopper
+def test_without_a_compiler_triton_serves(monkeypatch):
+    from fissile.packed.gpu import nvrtc, places
+
+    def broken(*_):
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(nvrtc, "compiled", broken)
+    monkeypatch.setattr(places, "_known", {})
+    weight, _ = large(4096, 4096, 8, torch.float16, biased=False)
+    x = torch.randn(2, 4096, device="cuda").half()
+    with pytest.warns(UserWarning, match="out of order"):
+        found = run.owned(x, weight, None, None, 8, "none")
+    assert off(found, exact(x, weight, None, 8, "none")) < 1e-3
+    assert torch.equal(run.owned(x, weight, None, None, 8, "none"), found)  # said once
