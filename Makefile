@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib >/dev/null || true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test suite lint docs results bench-bank bench-cluster bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
+.PHONY: demo test suite lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -37,6 +37,11 @@ bench-cluster: .venv/test.stamp
 	$(BIN)/python benchmarks/plan.py --to benchmarks/results/plan.json
 	$(BIN)/python docs/cluster.py
 	$(BIN)/python docs/include.py
+
+# The same trials locally and on Ray, also with a worker killed, to the bit (some minutes). On a GPU:
+# make bench-cluster-check DEVICE=cuda
+bench-cluster-check: .venv/test.stamp
+	$(BIN)/python benchmarks/cluster_check.py --device $(DEVICE)
 
 # The paper's CNN against loops a user would write (a minute, needs a GPU).
 bench-cnn: .venv/demo.stamp
