@@ -21,6 +21,7 @@ constexpr int STAGE = 16 * 64 * 2;     // bytes
 constexpr int SUMS = 4 * 4 * 32 * 4;   // bytes of a warp
 constexpr int SAMPLE = SLICE * 2 + 32;  // bytes; 32 more, so that samples lie in different banks
 constexpr bool FITS = STEPS % STAGES == 0;  // then each step has a stage of its own
+static_assert(INPUTS % 1024 == 0 && STEPS >= AHEAD, "a warp has whole steps, and enough to begin with");
 
 // Where in shared memory what lies.
 constexpr int AT_SUMS = WARPS * STAGES * STAGE;
@@ -229,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   word round = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += blocks, round++) {
     const number* now = next;
-    const bool more = tile + blocks < tiles, finishes = warp / 4 == (round & 3);
+    const bool more = tile + blocks < tiles, finishes = warp / 4 == (int)(round & 3);
     const Mine outputs(tile, warp & 3, lane);
     Numbers biases = {0, 0};
     if (finishes) biases = load_biases(bias, outputs);  // they will have come when they are needed

@@ -1,0 +1,261 @@
+"""The kernel in CUDA, compiled for the processor, against float64; warps are emulated."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fissile.packed.format import pack_owned
+from fissile.packed.gpu import places
+from fissile.packed.plain import activated, owned_dense
+
+GXX = shutil.which("g++")
+pytestmark = pytest.mark.skipif(
+    GXX is None or sys.platform != "linux", reason="the kernel is compiled by g++, on Linux"
+)
+
+EMULATION = Path(__file__).parent / "emulated_warp.h"
+FLAGS = ["-std=c++17", "-w", "-fno-strict-aliasing", "-fvisibility=hidden"]
+# What a launch is for Python, after the kernel itself.
+LAUNCH = """
+EXPORTED int launch(const number* x, const number* w, const number* bias, number* y, int batch,
+                    int parents, int blocks, int bytes, word seed) {
+  return launched(blocks, WARPS * 32, bytes, seed, [=] { places(x, w, bias, y, batch, parents); });
+}
+EXPORTED int bytes_needed() { return AT_GATES + 16; }
+"""
+HALF, BRAIN = torch.float16, torch.bfloat16
+FENCE = 4096  # numbers around an array that are no part of it
+
+
+@dataclass(frozen=True)
+class Setting:
+    inputs: int
+    stages: int
+    alpha: int
+    bias: bool
+    activation: str
+    dtype: torch.dtype
+
+    def macros(self):
+        found = places.constants(self.inputs, self.alpha, self.bias, self.activation, self.dtype)
+        return found | {"STAGES": self.stages}
+
+
+# Each step of a warp has a stage of its own where stages divide inputs / 1024.
+SETTINGS = [
+    Setting(3072, 3, 8, True, "none", HALF),
+    Setting(3072, 4, 5, False, "gelu_tanh", BRAIN),
+    Setting(4096, 3, 7, True, "silu", BRAIN),
+    Setting(4096, 4, 8, False, "relu", HALF),
+    Setting(4096, 3, 5, True, "gelu", HALF),
+    Setting(5120, 3, 8, True, "none", BRAIN),
+]
+NAMED = [f"{s.inputs}-{s.stages}-{s.alpha}-{s.activation}-{s.dtype}" for s in SETTINGS]
+
+
+class Trouble(Exception):
+    """What the emulation has to say against a kernel."""
+
+
+def kernel_text():
+    """Return the program without the part that the emulation replaces."""
+    warp = (files("fissile.packed.gpu") / "cuda" / "warp.cuh").read_text("utf-8")
+    assert places.source().startswith(warp)
+    return warp, places.source().removeprefix(warp)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Compile the kernel for a setting, with some of its text replaced; each only once."""
+    folder, known = tmp_path_factory.mktemp("places"), {}
+
+    def build(setting, *edits):
+        key = (setting, edits)
+        if key not in known:
+            known[key] = Emulated(_compiled(folder / f"k{len(known)}", setting, edits))
+        return known[key]
+
+    return build
+
+
+def _compiled(stem, setting, edits):
+    _, text = kernel_text()
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    stem.with_suffix(".cpp").write_text(f'#include "{EMULATION}"\n{text}{LAUNCH}')
+    macros = [f"-D{name}={value}" for name, value in setting.macros().items()]
+    # A broken kernel does not run for long, so the compiler should not take long either.
+    command = [GXX, "-O0" if edits else "-O1", "-shared", "-fPIC", *FLAGS, *macros]
+    command += [f"{stem}.cpp", "-o", f"{stem}.so"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return f"{stem}.so"
+
+
+class Emulated:
+    def __init__(self, path):
+        self._library = ctypes.CDLL(path)
+        self._library.trouble.restype = ctypes.c_char_p
+        self.bytes_needed = self._library.bytes_needed()
+
+    def __call__(self, layer, batch, blocks, seed, shared=None):
+        """Return outputs, or raise what there is to say against how they were computed."""
+        x, y = fenced(layer.x[:batch]), fenced(layer.empty(batch))
+        weight, bias = fenced(layer.weight), None if layer.bias is None else fenced(layer.bias)
+        given = [x, weight, y if bias is None else bias, y]
+        self._library.forget()
+        for array in given:
+            self._library.allow(address(array), ctypes.c_size_t(array.numel() * 2))
+        status = self._library.launch(
+            *map(address, given), batch, len(weight), blocks, shared or self.bytes_needed, seed
+        )
+        if status:
+            raise Trouble(self._library.trouble().decode())
+        assert bool(fence_of(y).isnan().all()), "written outside of the outputs"
+        return y
+
+
+def address(tensor):
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def fenced(tensor):
+    """Copy a tensor to between two fences of NaN."""
+    held = torch.full((tensor.numel() + 2 * FENCE,), torch.nan, dtype=tensor.dtype)
+    inside = held[FENCE:-FENCE].view(tensor.shape)
+    return inside.copy_(tensor)
+
+
+def fence_of(inside):
+    held = inside.new_empty(0).set_(inside.untyped_storage())
+    return torch.cat([held[:FENCE], held[-FENCE:]])
+
+
+class Layer:
+    """A packed layer and four samples."""
+
+    def __init__(self, setting, parents, keep=0.8):
+        self.setting, alpha = setting, setting.alpha
+        generator = torch.Generator().manual_seed(parents)
+        shape = (parents, setting.inputs)
+        owner = torch.randint(0, alpha, shape, generator=generator)
+        owner[torch.rand(shape, generator=generator) > keep] = -1
+        values = torch.randn(shape, generator=generator) / 32
+        self.weight, _ = pack_owned(values, owner, alpha, setting.dtype, "inline")
+        self.x = torch.randn(4, setting.inputs, generator=generator).to(setting.dtype)
+        bias = torch.randn(parents * alpha, generator=generator).to(setting.dtype)
+        self.bias = bias if setting.bias else None
+
+    def empty(self, batch):
+        children = len(self.weight) * self.setting.alpha
+        return torch.full((batch, children), torch.nan, dtype=self.setting.dtype)
+
+    def expected(self, batch):
+        wide = owned_dense(self.weight, None, self.setting.alpha).double()
+        bias = None if self.bias is None else self.bias.double()
+        y = functional.linear(self.x[:batch].double(), wide, bias)
+        return activated(y, self.setting.activation)
+
+
+def is_right(found, expected):
+    """Tell whether outputs are the nearest numbers of their dtype, but for sums in float32."""
+    near = torch.finfo(found.dtype).eps * 0.51
+    return torch.allclose(found.double(), expected, rtol=near, atol=1e-5)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=NAMED)
+def test_every_child_gets_its_weights(built, setting):
+    kernel, layer = built(setting), Layer(setting, 48)
+    # Three tiles: for three blocks, for two, and all for one.
+    for batch, blocks, seed in [(1, 3, 0), (2, 2, 1), (3, 1, 2), (4, 2, 3)]:
+        assert is_right(kernel(layer, batch, blocks, seed), layer.expected(batch))
+
+
+@pytest.mark.parametrize("setting", SETTINGS[:4], ids=NAMED[:4])
+def test_many_rounds(built, setting):
+    """Rounds beyond four, when the warps that finish begin anew, in whatever order warps go."""
+    kernel, layer = built(setting), Layer(setting, 16 * 11)
+    expected = layer.expected(4)
+    for blocks, seed in [(1, 4), (2, 5), (2, 6)]:
+        assert is_right(kernel(layer, 4, blocks, seed), expected)
+
+
+@pytest.mark.parametrize("setting", SETTINGS[:2], ids=NAMED[:2])
+def test_one_tile_and_idle_samples(built, setting):
+    kernel, layer = built(setting), Layer(setting, 16, keep=0.02)
+    for batch in range(1, 5):
+        assert is_right(kernel(layer, batch, 1, batch), layer.expected(batch))
+
+
+def test_order_does_not_matter(built):
+    """When copies happen and which warps lag changes no bit."""
+    kernel, layer = built(SETTINGS[0]), Layer(SETTINGS[0], 48)
+    first = kernel(layer, 4, 1, 0)
+    assert all(torch.equal(kernel(layer, 4, 1, seed), first) for seed in range(1, 9))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=NAMED)
+def test_shared_memory_is_what_is_asked_for(built, setting):
+    kernel, layer = built(setting), Layer(setting, 16)
+    assert kernel.bytes_needed == places.shared_bytes(setting.inputs, setting.stages)
+    with pytest.raises(Trouble, match="make_gate outside of shared memory"):
+        kernel(layer, 1, 1, 0, shared=kernel.bytes_needed - 8)
+
+
+def test_all_of_warp_is_emulated():
+    warp, _ = kernel_text()
+    emulated = EMULATION.read_text("utf-8")
+    declared = set(re.findall(r"__forceinline__ [\w ]+ (\w+)\(", warp))
+    assert len(declared) > 15
+    assert declared <= set(re.findall(r"^inline [\w ]+ (\w+)\(", emulated, re.MULTILINE))
+
+
+# One thing broken, and how it shows: as other outputs or as what the emulation says.
+WRONG = {
+    "copies not awaited": ("await_copies<AHEAD - 1>()", "await_copies<AHEAD>()", None),
+    "copied too early": ("AHEAD = STAGES - 1;", "AHEAD = STAGES;", None),
+    "nibbles of the exchange": ("0xf0f0f0f0u : 0x0f0f0f0fu", "0xf0f0f0f0u : 0x0f0f0ff0u", None),
+    "order of the shuffles": ("other = __shfl_xor_sync(~0u, own, 2)",
+                              "other = __shfl_xor_sync(~0u, own, 1)", None),
+    "places of the other tile": ("add_tile<true>(sums, two", "add_tile<false>(sums, two", None),
+    "zeros not awaited": ("  __syncthreads();\n", "", None),
+    "sums overwritten": ("if (round) await(read, round - 1);", "", None),
+    "wrong sign": ("second = shifted(w, 13)", "second = shifted(w, 14)", None),
+    "children mixed up": ("{p + q, m + n, p - q, m - n}", "{p + q, p - q, m + n, m - n}", None),
+    "two weights in a place": (" | 0x44444444u", "", "two weights of row"),
+    "samples that are not there": ("min(sample, batch - 1)", "sample", "load outside of every"),
+    "outputs that are not there": ("sample >= batch", "sample >= 4", "store outside of every"),
+    "crooked rows": ("const word to = ring + row * 128", "const word to = ring + row * 120",
+                     "copy of shared memory not aligned"),
+    "sums not awaited": ("await(written, round);", "", "all threads wait"),
+    "a gate for too many": ("make_gate(read, 4)", "make_gate(read, 5)", "all threads wait"),
+    "nowhere": ("tiles = parents / 16", "tiles = *(volatile int*)8", "an address of nowhere"),
+    "a lane elsewhere": ("if (!FITS) out_of", "if (lane) __syncwarp();\n if (!FITS) out_of",
+                         "where others"),
+}  # fmt: skip
+
+
+def _goes_wrong(kernel, layer, seed, said):
+    try:
+        found = kernel(layer, 3, 1, seed)
+    except Trouble as trouble:
+        return said is not None and said in str(trouble)
+    return said is None and not is_right(found, layer.expected(3))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_broken_kernel_shows(built, what):
+    old, new, said = WRONG[what]
+    setting = SETTINGS[0]
+    kernel, layer = built(setting, (old, new)), Layer(setting, 48)
+    assert any(_goes_wrong(kernel, layer, seed, said) for seed in range(8))
