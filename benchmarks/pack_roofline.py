@@ -1,13 +1,14 @@
 """What bounds a packed layer on an H200: memory, or the instructions of its inner loop.
 
-    python benchmarks/pack_roofline.py          # needs Triton, no GPU; half a minute
+    python benchmarks/pack_roofline.py      # needs PyTorch for CUDA, no GPU; half a minute
 
 The kernel of every case is compiled for the chip as it would be launched, and the instructions of
 its inner loop are counted. Products on the matrix units and the logic that decodes weights for them
-do not overlap: benchmarks/pack_cycles.cu shows that a product takes a scheduler 6.25 cycles, and
-everything else a cycle more. Programs come in whole numbers, so a multiprocessor that gets one more
-than the average is waited for. Memory is what a large copy reached in pack-h200.json; what layers
-took is from pack-tiles-h200.json, where each is one of many in a CUDA graph.
+do not overlap: benchmarks/pack_cycles.cu shows that a product takes a scheduler 6.25 cycles, a
+sparse one 8.4, and everything else a cycle more. Programs come in whole numbers, so a
+multiprocessor that gets one more than the average is waited for. Memory is what a large copy
+reached in pack-h200.json; what layers took is from pack-rule-h200.json, where each is one of many
+in a CUDA graph.
 
 Writes docs/pack-roofline.md; the last line is one JSON object.
 """
@@ -21,10 +22,12 @@ from collections import Counter
 from itertools import product
 from pathlib import Path
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from fissile.packed.gpu import nvrtc, places
 from fissile.packed.gpu.owned import owned_kernel
 from fissile.packed.gpu.tiles import owned_tiles
 
@@ -33,11 +36,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 TO = ROOT / "docs" / "pack-roofline.md"
 
 PROCESSORS, SCHEDULERS = 132, 4
-#: As measured: cycles of a scheduler for an m16n8k16 product and for any other instruction of a
-#: warp, and their rate meanwhile (benchmarks/results/2026-11-16-pack-cycles-h200.txt).
-PRODUCT, OTHER, CLOCK = 6.25, 1.0, 1.78e9
+#: As measured: cycles of a scheduler for an m16n8k16 product, a sparse m16n8k32 one, and any other
+#: instruction of a warp, and their rate meanwhile
+#: (benchmarks/results/2026-11-16-pack-cycles-h200.txt).
+PRODUCT, SPARSE, OTHER, CLOCK = 6.25, 8.4, 1.0, 1.78e9
 SIZES = [(4096, 4096), (14336, 4096), (28672, 8192)]
-ALPHAS, BATCHES = (4, 8), (1, 8, 16)
+ALPHAS, BATCHES = (4, 8), (1, 4, 8, 16)
 WARP = 32
 
 
@@ -64,7 +68,7 @@ def compiled(h, d, alpha, batch):
 
 
 def inner_loop(cubin):
-    """Count the instructions of the longest loop, by their names."""
+    """Count the instructions of the longest loop up to its last product, by their names."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
@@ -78,49 +82,55 @@ def inner_loop(cubin):
         back = re.search(r"BRA.*0x([0-9a-f]+)", line)
         if back and int(back[1], 16) < at:
             inside = [op for here, op in code if int(back[1], 16) <= here <= at]
-            loops.append(Counter(re.sub(r"^@!?U?P\w+\s+", "", op).split()[0] for op in inside))
+            names = [re.sub(r"^@!?U?P\w+\s+", "", op).split()[0] for op in inside]
+            last = max((i for i, name in enumerate(names) if name.startswith("HMMA")), default=-1)
+            loops.append(Counter(names[: last + 1]))
     return max(loops, key=lambda loop: sum(loop.values()))
 
 
+def cycles(loop):
+    """Return what a turn of a loop takes a scheduler."""
+    sparse = sum(n for op, n in loop.items() if op.startswith("HMMA.SP"))
+    products = sum(n for op, n in loop.items() if op.startswith("HMMA")) - sparse
+    others = sum(loop.values()) - products - sparse
+    return PRODUCT * products + SPARSE * sparse + OTHER * others
+
+
 def floors(h, d, alpha, batch, rate):
-    """Return the microseconds that memory and instructions take at the least, and the tiles."""
-    cubin, tiles = compiled(h, d, alpha, batch)
-    loop = inner_loop(cubin)
-    products = sum(n for op, n in loop.items() if op.startswith("HMMA"))
-    cycles = PRODUCT * products + OTHER * (sum(loop.values()) - products)
-    turns = d / (tiles.run * tiles.deep)  # of the loop, for each warp of a program
-    programs = -(-h // tiles.rows)
-    most = -(-programs // PROCESSORS)  # on one multiprocessor
+    """Return the microseconds that memory and instructions take at the least."""
+    if alpha > 4 and batch <= 4:  # sparse products: a turn is 16 parents
+        macros = places.constants(d, alpha, True, "none", torch.float16)
+        turn = cycles(inner_loop(nvrtc.compiled(places.source(), (9, 0), macros)))
+        each, most = 16 * turn, -(-h // 16 // PROCESSORS)
+    else:
+        cubin, tiles = compiled(h, d, alpha, batch)
+        turns = d / (tiles.run * tiles.deep)  # of the loop, for each warp of a program
+        each = turns * tiles.warps * cycles(inner_loop(cubin))
+        most = -(-h // tiles.rows // PROCESSORS)  # programs on one multiprocessor
     return {
         "memory": 1e6 * 2 * h * d / rate,
-        "instructions": 1e6 * most * turns * tiles.warps / SCHEDULERS * cycles / CLOCK,
-    }, tiles
+        "instructions": 1e6 * most * each / SCHEDULERS / CLOCK,
+    }
 
 
 def measured(name):
     return json.loads((RESULTS / name).read_text("utf-8"))
 
 
+NAMES = ("size", "alpha", "batch", "memory", "instructions", "packed took", "dense took", "ratio")
+
+
 def main():
+    if torch.version.cuda is None:
+        raise SystemExit("this needs PyTorch for CUDA, for its compiler; it needs no GPU")
     rate = measured("pack-h200.json")["copy_bytes_per_second"]
-    cases = measured("pack-tiles-h200.json")["cases"]
-    names = [
-        "size",
-        "alpha",
-        "batch",
-        "memory",
-        "instructions",
-        "packed took",
-        "dense took",
-        "ratio",
-    ]
-    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    cases = measured("pack-rule-h200.json")["cases"]
+    lines = ["| " + " | ".join(NAMES) + " |", "|---" * len(NAMES) + "|"]
     found = {}
     for (h, d), alpha, batch in product(SIZES, ALPHAS, BATCHES):
-        least, tiles = floors(h, d, alpha, batch, rate)
+        least = floors(h, d, alpha, batch, rate)
         name = f"{h}x{d}, {alpha}, {batch}"
-        times = {tuple(cut): time for time, cut in cases[name]["tiles"]}
-        took, dense = times[tuple(tiles)], min(cases[name]["dense"])
+        took, dense = cases[name]["tiles"][0][0], min(cases[name]["dense"])
         cells = [*name.split(", "), *(f"{v:.1f} µs" for v in (*least.values(), took, dense))]
         lines.append("| " + " | ".join([*cells, f"{took / dense:.2f}"]) + " |")
         found[name] = {k: round(v, 1) for k, v in least.items()} | {"took": took, "dense": dense}

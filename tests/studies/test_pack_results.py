@@ -50,3 +50,36 @@ def test_the_accuracies_are_the_results():
     ratios = wide.set_index(keys)["file"] / dense.reindex(wide.set_index(keys).index)
     assert len(ratios) == 3 * 220
     assert ratios.max() < 1.01
+
+
+def test_what_the_page_says_of_large_layers_on_a_gpu():
+    rows = pandas.DataFrame(read("pack-h200.json")["rows"])
+    large = rows[rows["size"].isin(["4096x4096", "14336x4096", "28672x8192"]) & (rows.part == "W1")]
+    few = large[(large.rival == "inline") & (large.batch <= 16)]
+    as_graphs = few.groupby(["alpha", "batch"]).replayed_ratio.max().round(2)
+    assert (as_graphs.loc[[2, 4]] <= 1.05).all()
+    assert (as_graphs.loc[8, [1, 4]] <= 1.05).all()
+    assert as_graphs.loc[8, 16] > 1.05
+    small = few[few["size"] == "4096x4096"]
+    assert round(small.ratio.max(), 1) == 1.8  # "up to 1.8 times the dense layer"
+
+
+def test_what_the_page_says_of_the_roofline():
+    cases = read("pack-rule-h200.json")["cases"]
+    found = {}
+    for line in page("pack-roofline.md").splitlines()[2:]:
+        size, alpha, batch, *times, ratio = (cell.strip() for cell in line.strip("| ").split("|"))
+        memory, instructions, took, dense = (float(time.removesuffix(" µs")) for time in times)
+        case = cases[f"{size}, {alpha}, {batch}"]
+        assert took == pytest.approx(case["tiles"][0][0], abs=0.051)
+        assert dense == pytest.approx(min(case["dense"]), abs=0.051)
+        assert float(ratio) == pytest.approx(took / dense, abs=0.02)
+        found[size, int(alpha), int(batch)] = memory, instructions, dense, float(ratio)
+    for (size, alpha, batch), (memory, instructions, dense, ratio) in found.items():
+        if alpha == 4 or batch <= 4:
+            assert instructions < 0.8 * memory
+        elif batch == 8:
+            assert 0.85 < instructions / memory < 1
+            assert ratio < 1 if size == "4096x4096" else 1.05 < ratio < 1.2
+        elif size != "4096x4096":
+            assert 1.25 < instructions / dense < 1.35

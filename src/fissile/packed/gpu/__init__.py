@@ -30,18 +30,17 @@ __all__ = [
 ]
 
 #: The largest batch for which the kernel beat writing the weight out and one matrix product, by the
-#: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in float16 weights. That
-#: of two bits lies between a win at 256 and a tie at 512.
-_MOST_OWNED = {1: 512, 2: 384, 3: 256}
-#: The same for float32, which was timed up to this batch.
+#: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in the weights
+#: (benchmarks/results/pack-limits-h200.json).
+_MOST_OWNED = {1: 512, 2: 512, 3: 256}
+#: The same for float32, where the two are about level from there on.
 _MOST_SINGLE = 256
 #: The same for owners in planes, timed up to this batch, by the bytes of a weight; that of float32
 #: is reckoned from the time of 16 samples.
 _MOST_PLANES = {2: 128, 4: 32}
-#: The same by the size of a group: 4096 outputs, 14336 groups, one in `group` stored. Float32 was
-#: timed up to 16 samples.
+#: The same by the size of a group: 4096 and 14336 outputs, 4096 groups, one in `group` stored.
 _MOST_BITMAP = {1: 1, 2: 128, 4: 128, 8: 256}
-_MOST_BITMAP_SINGLE = 16
+_MOST_BITMAP_SINGLE = 32
 
 
 def can_run(device: torch.device | str = "cuda") -> bool:
