@@ -9,7 +9,9 @@ from typing import Any
 
 __all__ = ["LATER", "REVISION", "key_of"]
 
-#: Raised when the same trial would come to other numbers, so that stored ones are not mixed in.
+#: Raised when the same trial would come to other numbers, so that stored ones are not mixed in. A
+#: last digit that depended on the number of threads anyway (mean cosines, before they were summed
+#: in float64) is not such a number.
 REVISION = 1
 #: Of a field that trials did not always have: at its default, the key is what it was before.
 LATER = {"later": True}

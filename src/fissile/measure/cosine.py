@@ -23,7 +23,8 @@ def cosine(
     last digits would tell how many threads had shared them.
     """
     dtype = weight.dtype
-    weight = weight.double()
+    if weight.device.type != "mps":  # which has no float64
+        weight = weight.double()
     size = weight.abs().amax(-1, keepdim=True)
     directed = (size > 0).sum((-2, -1))  # [*batch] a neuron of zeros has no direction
     rows = weight / torch.where(size > 0, size, 1)

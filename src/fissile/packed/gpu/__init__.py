@@ -33,12 +33,13 @@ __all__ = [
 #: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in the weights
 #: (benchmarks/results/pack-limits-h200.json).
 _MOST_OWNED = {1: 512, 2: 512, 3: 256}
-#: The same for float32, where the two are about level from there on.
-_MOST_SINGLE = 256
+#: The same for float32: with two and with eight children the two are level at 256.
+_MOST_SINGLE = {1: 128, 2: 256, 3: 128}
 #: The same for owners in planes, timed up to this batch, by the bytes of a weight; that of float32
 #: is reckoned from the time of 16 samples.
 _MOST_PLANES = {2: 128, 4: 32}
-#: The same by the size of a group: 4096 and 14336 outputs, 4096 groups, one in `group` stored.
+#: The same by the size of a group: 4096 and 14336 outputs, 4096 groups, one in `group` stored. (In
+#: float16, the time of 128 samples through groups of two and 4096 outputs is an outlier.)
 _MOST_BITMAP = {1: 1, 2: 128, 4: 128, 8: 256}
 _MOST_BITMAP_SINGLE = 32
 
@@ -79,7 +80,7 @@ def takes(
     most = _MOST_OWNED.get(bits, 0)
     if planes:
         most = min(most, _MOST_PLANES[dtype.itemsize])
-    return batch <= (min(most, _MOST_SINGLE) if single else most)
+    return batch <= (min(most, _MOST_SINGLE.get(bits, 0)) if single else most)
 
 
 def owned_linear(
