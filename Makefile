@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
-# pip would compile on one core; some packages hold files that are not Python, and stay as they are.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib >/dev/null || true
+# pip would compile on one core, and what nobody imports; some files are no Python, and stay as they are.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|models|rllib)/' .venv/lib >/dev/null || true
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test suite lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
