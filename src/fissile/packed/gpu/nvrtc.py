@@ -130,11 +130,12 @@ class Kernel:
     def __init__(self, code: bytes, name: str, shared: int, device: int) -> None:
         module, self._function, self._shared = c_void_p(), c_void_p(), shared
         self._context = _context(device)
+        driver = _driver()
         with _also_in_captures():
-            _drives(_driver().cuModuleLoadData(byref(module), code))
-        found = _driver().cuModuleGetFunction(byref(self._function), module, name.encode())
-        _drives(found)
-        _drives(_driver().cuFuncSetAttribute(self._function, _SHARED, shared))
+            _drives(driver.cuModuleLoadData(byref(module), code))
+            found = driver.cuModuleGetFunction(byref(self._function), module, name.encode())
+            _drives(found)
+            _drives(driver.cuFuncSetAttribute(self._function, _SHARED, shared))
 
     def __call__(
         self, shape: tuple[int, int], given: Sequence[torch.Tensor | int], stream: int
