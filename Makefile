@@ -54,7 +54,7 @@ bench-pack: .venv/demo.stamp
 	$(BIN)/python benchmarks/pack_chart.py
 	$(BIN)/python docs/include.py
 
-# FissileClassifier beside other classifiers at several budgets, into docs/ (an hour or more).
+# FissileClassifier beside other classifiers at several budgets, into docs/ (half an hour).
 bench-sklearn: .venv/test.stamp
 	$(BIN)/python benchmarks/sklearn_table.py
 	$(BIN)/python docs/include.py

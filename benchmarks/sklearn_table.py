@@ -1,6 +1,6 @@
 """Accuracy at a budget of non-zero parameters: FissileClassifier and what one would use instead.
 
-    python benchmarks/sklearn_table.py          # hours on two idle cores, most for the default
+    python benchmarks/sklearn_table.py          # half an hour on two idle cores
     python benchmarks/sklearn_table.py --quick  # digits alone, two seeds, writes nothing
 
 Writes docs/classifier-table.md. CIFAR-100's features are looked for as `fissile data` says. The
