@@ -16,6 +16,8 @@ def machine(device="cpu"):
 
 
 def commit():
-    """Name the commit that is checked out."""
+    """Name the commit that is checked out; FISSILE_COMMIT says it for a copy without history."""
+    if given := os.environ.get("FISSILE_COMMIT"):
+        return given
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return found.stdout.strip() or "unknown"

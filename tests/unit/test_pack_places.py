@@ -236,7 +236,7 @@ WRONG = {
     "wrong sign": ("second = shifted(w, 13)", "second = shifted(w, 14)", None),
     "children mixed up": ("{p + q, m + n, p - q, m - n}", "{p + q, p - q, m + n, m - n}", None),
     "two weights in a place": (" | 0x44444444u", "", "two weights of row"),
-    "samples that are not there": ("min(sample, batch - 1)", "sample", "load outside of every"),
+    "samples that are not there": ("sample < batch ? load", "true ? load", "load outside of every"),
     "outputs that are not there": ("sample >= batch", "sample >= 4", "store outside of every"),
     "crooked rows": ("const word to = ring + row * 128", "const word to = ring + row * 120",
                      "copy of shared memory not aligned"),

@@ -102,14 +102,16 @@ def owned(
 ) -> Tensor | None:
     """Compute a packed partitioned layer that suits; None where its program cannot be had."""
     (batch, inputs), parents, device = x.shape, weight.shape[0], weight.get_device()
-    with torch.cuda.device(device):
-        kernel = _kernel(device, inputs, alpha, bias is not None, activation, weight.dtype)
-        if kernel is None:
-            return None
-        y = torch.empty((batch, parents * alpha), dtype=weight.dtype, device=weight.device)
-        blocks = min(_multiprocessors(device), parents // 16)
-        given = (x, weight, y if bias is None else bias, y, batch, parents)
-        kernel((blocks, 32 * _WARPS), given, torch.cuda.current_stream(device).cuda_stream)
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return owned(x, weight, bias, alpha, activation)
+    kernel = _kernel(device, inputs, alpha, bias is not None, activation, weight.dtype)
+    if kernel is None:
+        return None
+    y = torch.empty((batch, parents * alpha), dtype=weight.dtype, device=weight.device)
+    blocks = min(_multiprocessors(device), parents // 16)
+    given = (x, weight, y if bias is None else bias, y, batch, parents)
+    kernel((blocks, 32 * _WARPS), given, torch._C._cuda_getCurrentRawStream(device))
     return y
 
 

@@ -88,13 +88,14 @@ __device__ __forceinline__ float finished(float a) {
 }
 
 // Bring a warp's inputs to shared memory, in the order in which its lanes will need them: of every
-// eight inputs the pairs 0 and 2, and elsewhere 1 and 3.
+// eight inputs the pairs 0 and 2, and elsewhere 1 and 3. Zeros for samples that are not there: products
+// with them cost less power, of which a GPU has no more than it needs here.
 __device__ __forceinline__ void place_inputs(word to, const number* x, int batch, int lane) {
   words found[STEPS];
 #pragma unroll
   for (int n = 0; n < STEPS; n++) {
     const int i = n * 32 + lane, sample = i / (8 * STEPS), eight = i % (8 * STEPS);
-    found[n] = load(x + (size_t)min(sample, batch - 1) * INPUTS + eight * 8);
+    found[n] = sample < batch ? load(x + (size_t)sample * INPUTS + eight * 8) : words{0, 0, 0, 0};
   }
 #pragma unroll
   for (int n = 0; n < STEPS; n++) {
@@ -189,17 +190,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   const int row = lane / 8, eight = lane % 8;
   const number* next = w + ((size_t)blockIdx.x * 16 + row) * INPUTS + warp * SLICE + eight * 8;
   const word to = ring + row * 128 + ((eight ^ row) << 4);
-  const word to_odd = ring + (row + 4) * 128 + ((eight ^ (row + 4)) << 4);
-  word into = 0, out_of = 0;
+  // Each lane keeps its own place in the ring: of a copy with a hint for the cache, to an address with a
+  // part that is the same in all lanes, the assembler of CUDA 13.0 can make an illegal instruction.
+  word put = to, out_of = 0;
   const Once once;
   auto fetch = [&](int step, const number* tile) {
-    const word slot = FITS ? step % STAGES * STAGE : into;
+    const word even = FITS ? to + step % STAGES * STAGE : put, odd = even ^ 64;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const number* from = tile + (size_t)(4 * i) * INPUTS + step % STEPS * 64;
-      copy((i & 1 ? to_odd : to) + slot + i / 2 * 1024, from, once);
+      copy((i & 1 ? odd : even) + i * 512, from, once);
     }
-    if (!FITS) into = into == AHEAD * STAGE ? 0 : into + STAGE;
+    if (!FITS) put = put == to + AHEAD * STAGE ? to : put + STAGE;
   };
 #pragma unroll
   for (int step = 0; step < AHEAD; step++) {

@@ -1,0 +1,148 @@
+"""What a packed layer takes of a GPU that does nothing else for seconds, its clock and its power.
+
+    python benchmarks/pack_sustained.py --to benchmarks/results/pack-sustained-h200.json    # 3 min
+    python benchmarks/pack_sustained.py --table    # docs/pack-sustained.md from those results
+
+Other benchmarks time a few milliseconds. Decoding takes power beside the memory's, and a GPU at the
+limit of its power soon lowers its clock. So every layer is timed twice: for some milliseconds after
+a rest, and in the last half of two seconds without one. Layers are one of many in a CUDA graph, as
+in pack_tiles.py; the last line is one JSON object.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from about import commit, machine
+from pack_tiles import READ, SIZES, layer, microseconds
+
+from fissile.packed.gpu.launch import owned
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "pack-sustained-h200.json"
+ALPHAS, BATCHES, SECONDS = (1, 2, 4, 8), (1, 4, 16), 2.0
+
+
+def sensors():
+    """Start to write down the clock and the power, ten times a second."""
+    query = "--query-gpu=clocks.sm,power.draw.instant"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-lms", "100"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def sensed(process):
+    """Stop, and return the medians of the last half: MHz and W."""
+    process.terminate()
+    lines = process.communicate()[0].splitlines()
+    found = [[float(value) for value in line.split(",")] for line in lines if line.count(",") == 1]
+    half = found[len(found) // 2 :]
+    return [statistics.median(column) for column in zip(*half, strict=True)]
+
+
+def sustained(call, copies, each):
+    """Return microseconds of a call after many, and the clock and the power meanwhile."""
+    call(0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for copy in range(copies):
+            call(copy)
+    replays = max(2, int(SECONDS / 2 * 1e6 / (each * copies)))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    process = sensors()
+    for part in range(2):
+        if part:
+            begin.record()
+        for _ in range(replays):
+            graph.replay()
+    end.record()
+    end.synchronize()
+    clock, power = sensed(process)
+    return 1000 * begin.elapsed_time(end) / (replays * copies), clock, power
+
+
+def timed(alpha, x, weights):
+    """Return one row of the results: a packed layer, or with alpha 1 the dense one."""
+
+    def call(i):
+        if alpha == 1:
+            return torch.nn.functional.linear(x, weights[i])
+        return owned(x, weights[i], None, None, alpha, "none")
+
+    call(0)  # compiles
+    time.sleep(1)
+    burst = microseconds(call, len(weights))
+    time.sleep(0.5)
+    took, clock, power = sustained(call, len(weights), burst)
+    return {
+        "alpha": alpha,
+        "burst": round(burst, 2),
+        "sustained": round(took, 2),
+        "clock_mhz": clock,
+        "power_w": power,
+    }
+
+
+NAMES = (
+    "size",
+    "batch",
+    "alpha",
+    "burst",
+    "over dense",
+    "sustained",
+    "over dense",
+    "clock",
+    "power",
+)
+
+
+def table(rows):
+    """Return the results as a page."""
+    dense = {(row["size"], row["batch"]): row for row in rows if row["alpha"] == 1}
+    lines = ["| " + " | ".join(NAMES) + " |", "|---" * len(NAMES) + "|"]
+    for row in rows:
+        beside = dense[row["size"], row["batch"]]
+        cells = [row["size"], row["batch"], "dense" if row is beside else row["alpha"]]
+        for kind in ("burst", "sustained"):
+            cells += [f"{row[kind]:.1f} µs", f"{row[kind] / beside[kind]:.2f}"]
+        cells += [f"{row['clock_mhz']:.0f} MHz", f"{row['power_w']:.0f} W"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("--table", action="store_true", help="only write the page of the results")
+    options = parser.parse_args()
+    if options.table:
+        text = table(json.loads(RESULTS.read_text("utf-8"))["rows"])
+        (ROOT / "docs" / "pack-sustained.md").write_text(text, "utf-8")
+        return
+    rows = []
+    for h, d in SIZES:
+        weights = [layer(h, d, 1)[1] for _ in range(min(32, max(6, int(READ / (2 * h * d)))))]
+        for batch in BATCHES:
+            x = layer(1, d, batch)[0]
+            for alpha in ALPHAS:
+                rows.append({"size": f"{h}x{d}", "batch": batch} | timed(alpha, x, weights))
+                print(rows[-1], flush=True)
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine("cuda"),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "command": " ".join(["python", "benchmarks/pack_sustained.py", *sys.argv[1:]]),
+    }
+    if options.to:
+        options.to.write_text(json.dumps(about | {"rows": rows}) + "\n", "utf-8")
+    print(json.dumps(about | {"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
