@@ -12,7 +12,6 @@ in pack_tiles.py; the last line is one JSON object.
 import argparse
 import datetime
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -29,41 +28,31 @@ RESULTS = ROOT / "benchmarks" / "results" / "pack-sustained-h200.json"
 ALPHAS, BATCHES, SECONDS = (1, 2, 4, 8), (1, 4, 16), 2.0
 
 
-def sensors():
-    """Start to write down the clock and the power, ten times a second."""
-    query = "--query-gpu=clocks.sm,power.draw.instant"
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-lms", "100"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def sensed(process):
-    """Stop, and return the medians of the last half: MHz and W."""
-    process.terminate()
-    lines = process.communicate()[0].splitlines()
-    found = [[float(value) for value in line.split(",")] for line in lines if line.count(",") == 1]
-    half = found[len(found) // 2 :]
-    return [statistics.median(column) for column in zip(*half, strict=True)]
+def sensed():
+    """Return the clock in MHz and the power in W, now."""
+    command = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [float(value) for value in said.splitlines()[0].split(",")]
 
 
 def sustained(call, copies, each):
     """Return microseconds of a call after many, and the clock and the power meanwhile."""
-    call(0)
-    graph = torch.cuda.CUDAGraph()
+    graph, calls = torch.cuda.CUDAGraph(), 4 * copies  # so few launches that none has to wait
     with torch.cuda.graph(graph):
-        for copy in range(copies):
-            call(copy)
-    replays = max(2, int(SECONDS / 2 * 1e6 / (each * copies)))
+        for i in range(calls):
+            call(i % copies)
+    replays = max(2, int(SECONDS / 2 * 1e6 / (each * calls)))
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    process = sensors()
-    for part in range(2):
-        if part:
-            begin.record()
-        for _ in range(replays):
-            graph.replay()
+    for _ in range(replays):
+        graph.replay()
+    begin.record()
+    for _ in range(replays):
+        graph.replay()
     end.record()
+    time.sleep(0.65 * SECONDS)
+    clock, power = sensed()
     end.synchronize()
-    clock, power = sensed(process)
-    return 1000 * begin.elapsed_time(end) / (replays * copies), clock, power
+    return 1000 * begin.elapsed_time(end) / (replays * calls), clock, power
 
 
 def timed(alpha, x, weights):
