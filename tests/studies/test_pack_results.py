@@ -1,6 +1,7 @@
 """What the documentation says of packing is what the result files hold."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas
@@ -61,7 +62,7 @@ def test_what_the_page_says_of_large_layers_on_a_gpu():
     assert (as_graphs.loc[8, [1, 4]] <= 1.05).all()
     assert as_graphs.loc[8, 16] > 1.05
     small = few[few["size"] == "4096x4096"]
-    assert round(small.ratio.max(), 1) == 1.8  # "up to 1.8 times the dense layer"
+    assert 1.6 < small.ratio.max() <= 1.7  # "up to 1.7 times the dense layer"
 
 
 def test_what_the_page_says_of_the_roofline():
@@ -79,7 +80,37 @@ def test_what_the_page_says_of_the_roofline():
         if alpha == 4 or batch <= 4:
             assert instructions < 0.8 * memory
         elif batch == 8:
-            assert 0.85 < instructions / memory < 1
+            assert 0.75 < instructions / memory < 0.9
             assert ratio < 1 if size == "4096x4096" else 1.05 < ratio < 1.2
         elif size != "4096x4096":
-            assert 1.25 < instructions / dense < 1.35
+            assert round(instructions / dense, 1) == 1.1
+
+
+def test_what_the_page_says_of_the_bare_loop():
+    lines = (RESULTS / "2026-11-16-pack-cycles-h200.txt").read_text("utf-8").splitlines()
+    loop = next(line for line in lines if line.startswith("flips + 16 products"))
+    cycles, clock = (float(text) for text in re.findall(r"([\d.]+) (?:cyc|GHz)", loop)[-2:])
+    assert round(cycles) == 138
+    ratios = []
+    for h, d in [(14336, 4096), (28672, 8192)]:
+        dense = min(read("pack-rule-h200.json")["cases"][f"{h}x{d}, 8, 16"]["dense"])
+        ratios.append(round(h * d / 256 / (132 * 4) * cycles / (1000 * clock) / dense, 2))
+    assert ratios == [1.08, 1.14]
+
+
+def test_what_the_page_says_of_seconds():
+    from pack_sustained import table
+
+    rows = read("pack-sustained-h200.json")["rows"]
+    assert table(rows) == page("pack-sustained.md")
+    found = pandas.DataFrame(rows).set_index(["size", "batch", "alpha"])
+    dense = found.xs(1, level="alpha")
+    assert dense.loc[["14336x4096", "28672x8192"]].power_w.between(665, 700).all()
+    over = found.sustained.unstack("alpha").div(dense.sustained, axis=0).round(2)
+    large, small = over.loc[["14336x4096", "28672x8192"]], over.loc["4096x4096"]
+    few = large[large.index.get_level_values("batch") <= 4]
+    assert large[2].max() == 1.06
+    assert [few[4].max(), large[4].max()] == [1.07, 1.29]
+    assert [few[8].min(), few[8].max(), large[8].max()] == [1.09, 1.13, 1.89]
+    assert (small.loc[[1, 4]] <= 1).all(axis=None)
+    assert (small.loc[16] > 1).to_dict() == {1: False, 2: False, 4: True, 8: True}
