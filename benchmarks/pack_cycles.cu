@@ -5,8 +5,8 @@
 //
 // Weights come from shared memory; their signs are flipped by the bits of the owner and the matrix
 // units multiply all copies, as in src/fissile/packed/gpu. Prints cycles for each 16 x 16 weights, by
-// the number of warps that share a scheduler. A product takes about 6.3 cycles, and whatever else is
-// issued beside it adds a cycle: the two do not overlap.
+// the number of warps that share a scheduler. What else is issued beside a product adds nearly a cycle
+// each (pack_overlap.cu takes that apart).
 //
 // In the line "flips alone" the assembler leaves most of them out, since nobody reads them.
 #include <cstdint>

@@ -5,8 +5,8 @@
 //
 // Eight products of 16 x 16 weights and eight samples, and among them so many instructions of a kind,
 // none of which waits for another. Prints cycles for each eight products, by the number of warps that
-// share a scheduler. Eight products take 49 cycles; with others beside them, five each, and about one
-// each other instruction. The last line is a packed layer of eight children: every flipped copy is made
+// share a scheduler. Eight products take 49 cycles; with others beside them at least five each, and at
+// least one each other instruction, two if all are of a kind that has half of the lanes. The last line is a packed layer of eight children: every flipped copy is made
 // two products before it is multiplied, where pack_cycles.cu leaves the order to the compiler.
 #include <cstdint>
 #include <cstdio>

@@ -5,7 +5,8 @@
 
 Other benchmarks time a few milliseconds. Decoding takes power beside the memory's, and a GPU at the
 limit of its power soon lowers its clock. So every layer is timed twice: for some milliseconds after
-a rest, and in the last half of two seconds without one. Layers are one of many in a CUDA graph, as
+a rest, and in the last half of two seconds without one. Weights are random and none is empty; power
+depends on them. Layers are one of many in a CUDA graph, as
 in pack_tiles.py; the last line is one JSON object.
 """
 
@@ -29,7 +30,7 @@ ALPHAS, BATCHES, SECONDS = (1, 2, 4, 8), (1, 4, 16), 2.0
 
 
 def sensed():
-    """Return the clock in MHz and the power in W, now."""
+    """Return the clock in MHz now, and the power in W as nvidia-smi averages it."""
     command = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [float(value) for value in said.splitlines()[0].split(",")]
@@ -51,6 +52,7 @@ def sustained(call, copies, each):
     end.record()
     time.sleep(0.65 * SECONDS)
     clock, power = sensed()
+    assert not end.query(), "the clock was read too late"
     end.synchronize()
     return 1000 * begin.elapsed_time(end) / (replays * calls), clock, power
 

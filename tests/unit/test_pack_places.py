@@ -243,6 +243,8 @@ WRONG = {
     "sums not awaited": ("await(written, round);", "", "all threads wait"),
     "a gate for too many": ("make_gate(read, 4)", "make_gate(read, 5)", "all threads wait"),
     "nowhere": ("tiles = parents / 16", "tiles = *(volatile int*)8", "an address of nowhere"),
+    "the ring filled too early": ("put == to + AHEAD * STAGE", "put == to + STAGE", None),
+    "banks of odd rows": ("odd = even ^ 64", "odd = even", None),
     "the ring turned too early": ("out_of == AHEAD * STAGE ? 0", "out_of == STAGE ? 0", None),
     "a lane elsewhere": ("if (!FITS) out_of", "if (lane) __syncwarp();\n if (!FITS) out_of",
                          "where others"),

@@ -105,10 +105,11 @@ def owned(
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
             return owned(x, weight, bias, alpha, activation)
+    # PyTorch's own call comes first: it makes the device current in a thread that is new.
+    y = torch.empty((batch, parents * alpha), dtype=weight.dtype, device=weight.device)
     kernel = _kernel(device, inputs, alpha, bias is not None, activation, weight.dtype)
     if kernel is None:
         return None
-    y = torch.empty((batch, parents * alpha), dtype=weight.dtype, device=weight.device)
     blocks = min(_multiprocessors(device), parents // 16)
     given = (x, weight, y if bias is None else bias, y, batch, parents)
     kernel((blocks, 32 * _WARPS), given, torch._C._cuda_getCurrentRawStream(device))

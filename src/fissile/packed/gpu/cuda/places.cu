@@ -88,8 +88,7 @@ __device__ __forceinline__ float finished(float a) {
 }
 
 // Bring a warp's inputs to shared memory, in the order in which its lanes will need them: of every
-// eight inputs the pairs 0 and 2, and elsewhere 1 and 3. Zeros for samples that are not there: products
-// with them cost less power, of which a GPU has no more than it needs here.
+// eight inputs the pairs 0 and 2, and elsewhere 1 and 3. Zeros for samples that are not there.
 __device__ __forceinline__ void place_inputs(word to, const number* x, int batch, int lane) {
   words found[STEPS];
 #pragma unroll
@@ -190,8 +189,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   const int row = lane / 8, eight = lane % 8;
   const number* next = w + ((size_t)blockIdx.x * 16 + row) * INPUTS + warp * SLICE + eight * 8;
   const word to = ring + row * 128 + ((eight ^ row) << 4);
-  // Each lane keeps its own place in the ring: of a copy with a hint for the cache, to an address with a
-  // part that is the same in all lanes, the assembler of CUDA 13.0 can make an illegal instruction.
+  // Each lane keeps its own place in the ring. With one that is the same in all lanes, the assembler of
+  // CUDA 13.0 may put it into a uniform register, and of a copy with a hint for the cache that makes an
+  // illegal instruction: so it did in a kernel much like this one.
   word put = to, out_of = 0;
   const Once once;
   auto fetch = [&](int step, const number* tile) {
