@@ -1,7 +1,10 @@
 """Where and on what a benchmark ran."""
 
+import datetime
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import torch
 
@@ -21,3 +24,20 @@ def commit():
         return given
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return found.stdout.strip() or "unknown"
+
+
+def needs_gpu():
+    """Stop where there is none."""
+    if not torch.cuda.is_available():
+        raise SystemExit("this needs an NVIDIA GPU, and PyTorch for CUDA")
+
+
+def made(device="cpu"):
+    """Return what every results file says first: when, where and from what it was made, and how."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(device),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+    }

@@ -9,16 +9,13 @@ ratio of the latter: how fast the cluster is, where 1 is as fast as the local ru
 """
 
 import argparse
-import datetime
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-import torch
-from about import commit, machine
+from about import made
 
 from fissile.lab.cluster import cluster
 from fissile.lab.cluster.connect import connected
@@ -72,13 +69,8 @@ def main():
     ratio = seconds["local"]["run"] / seconds["ray"]["run"]
     same = found["local"] == found["ray"]
     print(f"{len(works):,} trials: {ratio:.2f} of the local speed, numbers equal: {same}")
-    about = {
-        "machine": machine(),
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-        "torch": torch.__version__,
+    about = made() | {
         "workers": os.cpu_count(),
-        "command": " ".join(["python", "benchmarks/cluster.py", *sys.argv[1:]]),
         "trials": len(works),
         "seconds": seconds,
         "equal": same,

@@ -11,7 +11,6 @@ speeds. The last line is one JSON object; the exit code is 1 if anything is not 
 """
 
 import argparse
-import datetime
 import json
 import os
 import secrets
@@ -28,7 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from about import commit, machine
+from about import made
 
 from fissile.cores import cores
 from fissile.data.features import write_features
@@ -278,13 +277,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="check-", ignore_cleanup_errors=True) as scratch:
         check = Check(options, asked, Path(scratch))
         found = {name: check.step(name) for name in steps}
-    result = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(options.device),
-        "commit": commit(),
-        "torch": torch.__version__,
+    result = made(options.device) | {
         "ray": version("ray"),
-        "command": " ".join(["python", "benchmarks/cluster_check.py", *sys.argv[1:]]),
         "run": " ".join(asked),
         "good": all(one["good"] for one in found.values()),
         "steps": found,

@@ -9,39 +9,9 @@
 // each (pack_overlap.cu takes that apart).
 //
 // In the line "flips alone" the assembler leaves most of them out, since nobody reads them.
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cuda_fp16.h>
-
-#define CHECK(call)                                                   \
-  do {                                                                \
-    cudaError_t error = (call);                                       \
-    if (error) {                                                      \
-      printf("%s: %s\n", #call, cudaGetErrorString(error));           \
-      exit(1);                                                        \
-    }                                                                 \
-  } while (0)
+#include "pack_products.cuh"
 
 enum Mode { PRODUCTS, BOTH, FLIPS, HALF, SPARSE, SPARSE_ALONE, GROUP16_ALONE, GROUP16, GROUP8_ALONE, GROUP8 };
-
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// One bit of the owner as the place of a weight among twice as many inputs: 2:4 sparse products.
-__device__ __forceinline__ void mma_sparse(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[4],
-                                           uint32_t places) {
-  asm volatile(
-      "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
-      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9,%10,%11},{%0,%1,%2,%3},%12,0x0;"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(places));
-}
 
 __device__ __forceinline__ void wgmma16(float (&c)[8], const uint32_t (&a)[4], uint64_t b) {
   asm volatile(
@@ -130,13 +100,13 @@ __global__ void __launch_bounds__(MODE >= GROUP16_ALONE ? 256 : 512)
     if (MODE == PRODUCTS || MODE == BOTH || MODE == HALF) {
 #pragma unroll
       for (int v = 0; v < COPIES; v++)
-        for (int n = 0; n < TILES; n++) mma(sums[v][n], w[v], x[n][0], x[n][1]);
+        for (int n = 0; n < TILES; n++) multiply(sums[v][n], w[v], x[n][0], x[n][1]);
     }
     if (MODE == SPARSE || MODE == SPARSE_ALONE) {
       uint32_t places = (q.x & 0x11111111) | 0x88888888;
 #pragma unroll
       for (int v = 0; v < COPIES; v++)
-        for (int n = 0; n < TILES; n++) mma_sparse(sums[v][n], w[v], x[n], places);
+        for (int n = 0; n < TILES; n++) multiply_sparse(sums[v][n], w[v], x[n], places);
     }
     if (MODE >= GROUP16_ALONE) {
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -191,19 +161,10 @@ void time(const char* name, float* out, uint4* source, long long* cycles) {
 
 int main() {
   float* out;
-  uint4* source;
+  uint4* source = random_weights();
   long long* cycles;
   CHECK(cudaMalloc(&out, 132 * 512 * 4));
-  CHECK(cudaMalloc(&source, 65536));
   CHECK(cudaMalloc(&cycles, 8));
-  static __half weights[32768];
-  srand(1);
-  for (int i = 0; i < 32768; i++) {
-    float u = 0;
-    for (int j = 0; j < 12; j++) u += rand() / (float)RAND_MAX;
-    weights[i] = __float2half((u - 6) * 0.02f);
-  }
-  CHECK(cudaMemcpy(source, weights, 65536, cudaMemcpyHostToDevice));
   printf("memory at 4.15 TB/s leaves 512 B / (4.15e12/528/1.755e9) = 114 cycles per slice at 1.755 GHz\n");
   time<PRODUCTS, 1, 8>("8 products, batch 8", out, source, cycles);
   time<PRODUCTS, 2, 8>("16 products, batch 16", out, source, cycles);

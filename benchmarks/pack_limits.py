@@ -9,15 +9,13 @@ table, which shows the kernel's time over the other's. The last line is one JSON
 """
 
 import argparse
-import datetime
 import json
-import sys
 import time
 from itertools import product
 from pathlib import Path
 
 import torch
-from about import commit, machine
+from about import made
 from pack_layers import masked, partitioned
 
 from fissile.packed import run
@@ -64,13 +62,8 @@ def main():
         name = f"{part} {size[0]}x{size[1]}, alpha {alpha}, {str(dtype).removeprefix('torch.')}"
         found[name] = list(ratios(part, size, alpha, dtype, options))
         print(f"{name:40}" + "".join(f"{one:>7.2f}" for one in found[name]), flush=True)
-    about = {
-        "machine": machine(options.device),
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-        "torch": torch.__version__,
+    about = made(options.device) | {
         "threads": torch.get_num_threads(),
-        "command": " ".join(["python", "benchmarks/pack_limits.py", *sys.argv[1:]]),
         "minutes": round((time.perf_counter() - begin) / 60, 1),
         "batches": BATCHES,
         "kernel over written out": found,

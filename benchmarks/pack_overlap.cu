@@ -8,38 +8,11 @@
 // share a scheduler. Eight products take 49 cycles; with others beside them at least five each, and at
 // least one each other instruction, two if all are of a kind that has half of the lanes. The last line is a packed layer of eight children: every flipped copy is made
 // two products before it is multiplied, where pack_cycles.cu leaves the order to the compiler.
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cuda_fp16.h>
-
-#define CHECK(call)                                                   \
-  do {                                                                \
-    cudaError_t error = (call);                                       \
-    if (error) {                                                      \
-      printf("%s: %s\n", #call, cudaGetErrorString(error));           \
-      exit(1);                                                        \
-    }                                                                 \
-  } while (0)
+#include "pack_products.cuh"
 
 typedef uint32_t word;
 enum Products { NO_PRODUCTS, FULL, SPARSE };
 enum Other { NOTHING, LOGIC, INTEGER, HALVES, FLOATS, MIXED };  // MIXED: logic and integers in turn
-
-__device__ __forceinline__ void multiply(float (&c)[4], const word (&a)[4], word b0, word b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void multiply_sparse(float (&c)[4], const word (&a)[4], const word (&b)[4], word places) {
-  asm volatile(
-      "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
-      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9,%10,%11},{%0,%1,%2,%3},%12,0x0;"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(places));
-}
 
 template <int OTHER>
 __device__ __forceinline__ void other(word& r, word s, int i) {
@@ -167,17 +140,9 @@ void time(const char* name, Kernel* kernel) {
 }
 
 int main() {
+  source = random_weights();
   CHECK(cudaMalloc(&out, 132 * 512 * 4));
-  CHECK(cudaMalloc(&source, 65536));
   CHECK(cudaMalloc(&cycles, 8));
-  static __half weights[32768];
-  srand(1);
-  for (int i = 0; i < 32768; i++) {
-    float u = 0;
-    for (int j = 0; j < 12; j++) u += rand() / (float)RAND_MAX;
-    weights[i] = __float2half((u - 6) * 0.02f);
-  }
-  CHECK(cudaMemcpy(source, weights, 65536, cudaMemcpyHostToDevice));
   time("8 products", beside<FULL, NOTHING, 0>);
   time("8 sparse products", beside<SPARSE, NOTHING, 0>);
   time("40 logic", beside<NO_PRODUCTS, LOGIC, 40>);

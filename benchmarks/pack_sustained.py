@@ -11,15 +11,13 @@ in pack_tiles.py; the last line is one JSON object.
 """
 
 import argparse
-import datetime
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import torch
-from about import commit, machine
+from about import made, needs_gpu
 from pack_tiles import READ, SIZES, layer, microseconds
 
 from fissile.packed.gpu.launch import owned
@@ -115,6 +113,7 @@ def main():
         text = table(json.loads(RESULTS.read_text("utf-8"))["rows"])
         (ROOT / "docs" / "pack-sustained.md").write_text(text, "utf-8")
         return
+    needs_gpu()
     rows = []
     for h, d in SIZES:
         weights = [layer(h, d, 1)[1] for _ in range(min(32, max(6, int(READ / (2 * h * d)))))]
@@ -123,16 +122,10 @@ def main():
             for alpha in ALPHAS:
                 rows.append({"size": f"{h}x{d}", "batch": batch} | timed(alpha, x, weights))
                 print(rows[-1], flush=True)
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine("cuda"),
-        "commit": commit(),
-        "torch": torch.__version__,
-        "command": " ".join(["python", "benchmarks/pack_sustained.py", *sys.argv[1:]]),
-    }
+    result = made("cuda") | {"rows": rows}
     if options.to:
-        options.to.write_text(json.dumps(about | {"rows": rows}) + "\n", "utf-8")
-    print(json.dumps(about | {"rows": rows}))
+        options.to.write_text(json.dumps(result) + "\n", "utf-8")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

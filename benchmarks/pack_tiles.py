@@ -11,16 +11,14 @@ With --rule, only what a layer is given without asking is timed: tiles, or spars
 """
 
 import argparse
-import datetime
 import json
 import multiprocessing
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
 import torch
-from about import commit, machine
+from about import made, needs_gpu
 
 from fissile.packed.gpu.launch import owned
 from fissile.packed.gpu.tiles import Tiles, owned_tiles
@@ -114,6 +112,7 @@ def main():
     parser.add_argument("--rule", action="store_true", help="only what is launched by itself")
     parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
     options = parser.parse_args()
+    needs_gpu()
     wrong = {} if options.rule else refused(options.jobs)
     print(*wrong.values(), sep="\n")
     cases = {}
@@ -129,13 +128,7 @@ def main():
             for time, tiles in found[:4]:
                 print(f"    {time:8.2f} µs, {time / min(dense):.3f} of dense: {tiles}")
             cases[name] = {"dense": dense, "tiles": found}
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine("cuda"),
-        "commit": commit(),
-        "torch": torch.__version__,
-        "command": " ".join(["python", "benchmarks/pack_tiles.py", *sys.argv[1:]]),
-    }
+    about = made("cuda")
     if options.to:
         options.to.write_text(json.dumps(about | {"cases": cases}) + "\n", "utf-8")
     best = {
