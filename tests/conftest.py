@@ -2,10 +2,15 @@
 
 import gc
 import os
+import signal
 
 # Tests run side by side, and so little work needs one thread: more would wait for each other.
 # Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import pytest
