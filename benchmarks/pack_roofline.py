@@ -27,7 +27,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fissile.packed.gpu import nvrtc, places
+from fissile.packed.gpu import few, nvrtc
 from fissile.packed.gpu.owned import owned_kernel
 from fissile.packed.gpu.tiles import owned_tiles
 
@@ -99,9 +99,10 @@ def cycles(loop):
 
 def floors(h, d, alpha, batch, rate):
     """Return the microseconds that memory and instructions take at the least."""
-    if alpha > 4 and batch <= 4:  # sparse products: a turn is 16 parents
-        macros = places.constants(d, alpha, True, "none", torch.float16)
-        turn = cycles(inner_loop(nvrtc.compiled(places.source(), (9, 0), macros)))
+    if alpha > 4 and batch <= 8:  # a turn is 16 parents
+        program = few.program_for(batch)
+        macros = few.constants(program, d, alpha, True, "none", torch.float16)
+        turn = cycles(inner_loop(nvrtc.compiled(few.source(program), (9, 0), macros)))
         each, most = 16 * turn, -(-h // 16 // PROCESSORS)
     else:
         cubin, tiles = compiled(h, d, alpha, batch)

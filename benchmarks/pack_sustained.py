@@ -1,6 +1,6 @@
 """What a packed layer takes of a GPU that does nothing else for seconds, its clock and its power.
 
-    python benchmarks/pack_sustained.py --to benchmarks/results/pack-sustained-h200.json    # 3 min
+    python benchmarks/pack_sustained.py --to benchmarks/results/pack-sustained-h200.json    # 4 min
     python benchmarks/pack_sustained.py --table    # docs/pack-sustained.md from those results
 
 Other benchmarks time a few milliseconds. Decoding takes power beside the memory's, and a GPU at the
@@ -24,7 +24,7 @@ from fissile.packed.gpu.launch import owned
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "pack-sustained-h200.json"
-ALPHAS, BATCHES, SECONDS = (1, 2, 4, 8), (1, 4, 16), 2.0
+ALPHAS, BATCHES, SECONDS = (1, 2, 4, 8), (1, 4, 8, 16), 2.0
 
 
 def sensed():

@@ -46,7 +46,7 @@ struct Wait {
 
 struct Copy {
   word to;
-  const void* from;
+  const void* from;  // nullptr for zeros
   int group;
 };
 
@@ -54,7 +54,7 @@ struct Fiber {
   ucontext_t start;
   jmp_buf here;
   Wait wait;
-  bool started, done;
+  bool started, done, may_read;
   int group, copies;
   Copy pending[64];
 };
@@ -148,6 +148,7 @@ static unsigned char* shared(word at, word bytes, word aligned, const char* what
 // Reading or writing what was not allowed is an error, be it mapped or not.
 static void check_range(const void* at, size_t bytes, size_t aligned, const char* what) {
   const uintptr_t begin = (uintptr_t)at;
+  if (!self().may_read) fail("%s before other kernels have ended", what);
   if (begin % aligned) fail("%s not aligned", what);
   for (int i = 0; i < known_ranges; i++) {
     const uintptr_t from = (uintptr_t)ranges[i].from;
@@ -158,7 +159,11 @@ static void check_range(const void* at, size_t bytes, size_t aligned, const char
   fail("%s outside of every array", what);
 }
 
-static void perform(const Copy& copy) { memcpy(shared(copy.to, 16, 16, "copy"), copy.from, 16); }
+static void perform(const Copy& copy) {
+  unsigned char* const to = shared(copy.to, 16, 16, "copy");
+  if (copy.from) memcpy(to, copy.from, 16);
+  else memset(to, 0, 16);
+}
 
 // Perform the copies of groups before one of that number.
 static void perform_before(int group) {
@@ -193,7 +198,7 @@ __attribute__((noinline)) static void resume(int thread) {
 
 static void prepare(int thread) {
   Fiber& fiber = fibers[thread];
-  fiber.wait = {}, fiber.started = fiber.done = false, fiber.group = fiber.copies = 0;
+  fiber.wait = {}, fiber.started = fiber.done = fiber.may_read = false, fiber.group = fiber.copies = 0;
   unsigned char* const stack = stacks + (size_t)thread * STACK;
   memset(stack, UNTOUCHED, 64);
   getcontext(&fiber.start);

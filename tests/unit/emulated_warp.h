@@ -30,15 +30,22 @@ struct Once {
   Once() {}
 };
 
-inline void copy(word to, const void* from, Once) {
+inline void let_next_come() {}
+inline void await_kernels_before() { self().may_read = true; }
+inline void want(const void*, int) {}
+
+static void start_copy(word to, const void* from) {
   Fiber& fiber = self();
   shared(to, 16, 16, "copy");
-  check_range(from, 16, 16, "copy");
+  if (from) check_range(from, 16, 16, "copy");
   const Copy wanted = {to, from, fiber.group};
   if (copies_are == 0 || (copies_are == 2 && random_word() & 1)) return perform(wanted);
   if (fiber.copies == 64) fail("copy: more under way than the emulation keeps");
   fiber.pending[fiber.copies++] = wanted;
 }
+
+inline void copy(word to, const void* from, Once) { start_copy(to, from); }
+inline void copy_if(bool there, word to, const void* from) { start_copy(to, there ? from : nullptr); }
 
 inline void end_of_copies() { self().group++; }
 
@@ -55,10 +62,16 @@ inline words load(const void* from) {
   return w;
 }
 
-inline void store_kept(void* to, word a, word b) {
-  check_range(to, 8, 8, "store");
-  const word both[2] = {a, b};
-  memcpy(to, both, 8);
+template <int PAIRS>
+inline void load_pairs(word (&pairs)[PAIRS], const void* from) {
+  check_range(from, 4 * PAIRS, 4 * PAIRS, "load");
+  memcpy(pairs, from, 4 * PAIRS);
+}
+
+template <int PAIRS>
+inline void store_kept(void* to, const word (&pairs)[PAIRS]) {
+  check_range(to, 4 * PAIRS, 4 * PAIRS, "store");
+  memcpy(to, pairs, 4 * PAIRS);
 }
 
 inline words load_shared(word from) {
@@ -137,6 +150,37 @@ inline word rounded(float first, float second) { return narrowed(first) | narrow
 
 static float half_of(word pair, int which) { return widened((unsigned short)(pair >> 16 * which)); }
 
+// Number j of the 16 a row of A holds.
+static float a_of(const Lane* lanes, int row, int j) {
+  return half_of(lanes[4 * (row % 8) + j % 8 / 2].given[j / 8 * 2 + row / 8], j % 2);
+}
+
+static float& sum_of(const Lane* lanes, int row, int n) {
+  return lanes[4 * (row % 8) + n / 2].sums[n % 2 + row / 8 * 2];
+}
+
+static void act_multiply_all() {
+  const Lane* lanes = own_warp().lanes;
+  float b[16][8];
+  for (int n = 0; n < 8; n++)
+    for (int k = 0; k < 16; k++) b[k][n] = half_of(lanes[4 * n + k % 8 / 2].given[4 + k / 8], k % 2);
+  for (int row = 0; row < 16; row++) {
+    float total[8];
+    for (int n = 0; n < 8; n++) total[n] = sum_of(lanes, row, n);
+    for (int k = 0; k < 16; k++)
+      for (int n = 0; n < 8; n++) total[n] += a_of(lanes, row, k) * b[k][n];
+    for (int n = 0; n < 8; n++) sum_of(lanes, row, n) = total[n];
+  }
+}
+
+inline void multiply(float (&sums)[4], words a, word b0, word b1) {
+  Lane& lane = own_lane();
+  const word given[6] = {a.a, a.b, a.c, a.d, b0, b1};
+  memcpy(lane.given, given, sizeof given);
+  lane.sums = sums;
+  meet_warp("multiply", act_multiply_all);
+}
+
 // The column of stored weight j of a row: two bits of a lane that depends on all of them.
 template <bool UPPER>
 static int column_of(const Lane* lanes, int row, int j) {
@@ -153,16 +197,15 @@ static void act_multiply() {
       b[k][n] = half_of(lanes[4 * n + k % 8 / 2].given[4 + k / 8], k % 2);
   for (int row = 0; row < 16; row++) {
     float total[8];
-    for (int n = 0; n < 8; n++) total[n] = lanes[4 * (row % 8) + n / 2].sums[n % 2 + row / 8 * 2];
+    for (int n = 0; n < 8; n++) total[n] = sum_of(lanes, row, n);
     for (int j = 0, before = -1; j < 16; j++) {
-      const word pair = lanes[4 * (row % 8) + j % 8 / 2].given[j / 8 * 2 + row / 8];
-      const float a = half_of(pair, j % 2);
+      const float a = a_of(lanes, row, j);
       const int column = column_of<UPPER>(lanes, row, j);
       if (column == before) fail("multiply: two weights of row %d in column %d", row, column);
       before = column;
       for (int n = 0; n < 8; n++) total[n] += a * b[column][n];
     }
-    for (int n = 0; n < 8; n++) lanes[4 * (row % 8) + n / 2].sums[n % 2 + row / 8 * 2] = total[n];
+    for (int n = 0; n < 8; n++) sum_of(lanes, row, n) = total[n];
   }
 }
 
@@ -214,21 +257,6 @@ inline word choose(word first, word second, word third) {
   return (first & third) | (second & ~third);
 }
 inline word kept(word number) { return number; }
-inline int min(int one, int other) { return one < other ? one : other; }
-
-static bool on_a_stack(const void* at) {
-  return (uintptr_t)at - (uintptr_t)stacks < (size_t)STACK * MOST_WARPS * LANES;
-}
-
-// Read in one piece, which must be aligned unless it is a variable of a thread.
-struct __attribute__((packed)) uint2 {
-  word x, y;
-
-  uint2(const uint2& other) {
-    if (!on_a_stack(&other)) check_range(&other, 8, 8, "load");
-    memcpy((void*)this, (const void*)&other, 8);
-  }
-};
 
 // A gate is a word that says it is one, for how many warps and for how many more, and the round.
 constexpr word GATE = 0x6a7e;

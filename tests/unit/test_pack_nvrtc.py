@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from fissile.packed.gpu import nvrtc, places
+from fissile.packed.gpu import few, nvrtc
 
 GXX = shutil.which("g++")
 pytestmark = pytest.mark.skipif(
@@ -46,12 +46,18 @@ int cuFuncSetAttribute(void*, int attribute, int value) {
   return attribute == 8 && value < 250000 ? 0 : 1;
 }
 int cuGetErrorName(int, const char** to) { return *to = "CUDA_ERROR_OF_A_TEST", 0; }
-int cuLaunchKernel(void* function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e,
-                   unsigned f, unsigned shared, void* stream, void** given, void* extra) {
+struct Attribute { int name, none, value; char rest[60]; };
+struct Launch {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  Attribute* attributes;
+  unsigned count;
+};
+int cuLaunchKernelEx(const Launch* how, void* function, void** given, void* extra) {
   if (!current) return refused++, 201;
   if (function != (void*)0x7000000000000002) return 400;
-  unsigned all[7] = {a, b, c, d, e, f, shared};
-  memcpy(shape, all, sizeof shape), launches++, stream_seen = stream, extra_seen = extra;
+  if (how->count != 1 || how->attributes[0].name != 6 || how->attributes[0].value != 1) return 401;
+  memcpy(shape, how, sizeof shape), launches++, stream_seen = how->stream, extra_seen = extra;
   for (int i = 0; i < 4; i++) arguments[i] = *(void**)given[i];
   for (int i = 4; i < 6; i++) arguments[i] = (void*)(long)*(int*)given[i];
   return 0;
@@ -111,42 +117,46 @@ def test_where_nothing_can_be_compiled_triton_serves(monkeypatch):
 
     monkeypatch.setattr(nvrtc, "compiled", broken)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    places._kernel.cache_clear()
+    few._kernel.cache_clear()
     with pytest.warns(UserWarning, match="no compiler"):
-        assert places._kernel(0, 4096, 8, True, "none", torch.float16) is None
-    assert places._kernel(0, 4096, 8, True, "none", torch.float16) is None  # said once
-    places._kernel.cache_clear()
+        assert few._kernel(few.PLACES, 0, 4096, 8, True, "none", torch.float16) is None
+    assert few._kernel(few.PLACES, 0, 4096, 8, True, "none", torch.float16) is None  # said once
+    few._kernel.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("batch", "parents", "inputs", "alpha", "dtype", "shift"),
     [
         (0, 4096, 4096, 8, torch.float16, 0),
-        (5, 4096, 4096, 8, torch.float16, 0),
+        (9, 4096, 4096, 8, torch.float16, 0),
         (1, 4104, 4096, 8, torch.float16, 0),
         (1, 2048, 4096, 8, torch.float16, 0),
         (1, 4096, 4160, 8, torch.float16, 0),
         (1, 4096, 2048, 8, torch.float16, 0),
         (1, 4096, 12288, 8, torch.float16, 0),
+        (5, 4096, 9216, 8, torch.float16, 0),
         (1, 4096, 4096, 4, torch.float16, 0),
         (1, 4096, 4096, 8, torch.float32, 0),
         (1, 4096, 4096, 8, torch.float16, 1),
     ],
 )
 def test_what_does_not_suit(batch, parents, inputs, alpha, dtype, shift, monkeypatch):
-    monkeypatch.setattr(places, "_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(few, "_multiprocessors", lambda _: 132)
     weight = torch.empty(parents * inputs, dtype=dtype).view(parents, inputs)
     x = torch.empty(batch * inputs + shift, dtype=dtype)[shift:].view(batch, inputs)
-    assert not places.suits(x, weight, None, None, alpha)
+    assert not few.suits(x, weight, None, None, alpha)
 
 
 def test_what_suits(monkeypatch):
-    monkeypatch.setattr(places, "_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(few, "_multiprocessors", lambda _: 132)
     weight, bias = torch.empty(4096, 4096).bfloat16(), torch.empty(4096 * 7).bfloat16()
     x = torch.empty(4, 4096).bfloat16()
-    assert places.suits(x, weight, None, bias, 7)
-    assert not places.suits(x, weight, None, bias.half(), 7)
-    assert not places.suits(x.half(), weight, None, bias, 7)
-    assert not places.suits(x, weight, None, bias[1:], 7)
+    assert few.suits(x, weight, None, bias, 7)
+    assert few.suits(torch.empty(8, 4096).bfloat16(), weight, None, bias, 7)
+    assert few.suits(torch.empty(4, 11264).half(), torch.empty(2112, 11264).half(), None, None, 5)
+    assert few.suits(torch.empty(5, 8192).half(), torch.empty(2112, 8192).half(), None, None, 5)
+    assert not few.suits(x, weight, None, bias.half(), 7)
+    assert not few.suits(x.half(), weight, None, bias, 7)
+    assert not few.suits(x, weight, None, bias[1:], 7)
     monkeypatch.undo()
-    assert not places.suits(x, weight, None, bias, 7)  # on a processor
+    assert not few.suits(x, weight, None, bias, 7)  # on a processor

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fissile.packed.gpu import places
+from fissile.packed.gpu import few
 from fissile.packed.gpu.bitmap import bitmap_kernel
 from fissile.packed.gpu.bitmap_tiles import bitmap_tiles_kernel, bitmap_written_kernel, parts_kernel
 from fissile.packed.gpu.owned import owned_kernel, written_kernel
@@ -32,8 +32,8 @@ def owned(
     assembly: bool | None = None,
 ) -> Tensor:
     """Launch the kernel of a partitioned layer; with tiles, Triton's in any case."""
-    if tiles is None and places.suits(x, weight, planes, bias, alpha):
-        found = places.owned(x, weight, bias, alpha, activation)
+    if tiles is None and few.suits(x, weight, planes, bias, alpha):
+        found = few.owned(x, weight, bias, alpha, activation)
         if found is not None:
             return found
     (batch, d), h, each = x.shape, weight.shape[0], weight.element_size()

@@ -5,14 +5,30 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
-from functools import cache
+from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 __all__ = ["Kernel", "compiled", "is_there"]
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("name", c_int), ("none", c_int), ("value", c_int), ("rest", c_char * 60))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared", c_uint),
+        ("stream", c_void_p),
+        ("attributes", POINTER(_Attribute)),
+        ("count", c_uint),
+    )
+
 
 #: What functions take; without it, ctypes would cut addresses to the size of a number.
 _COMPILER: dict[str, Any] = {
@@ -28,7 +44,7 @@ _DRIVER: dict[str, Any] = {
     "cuModuleLoadData": (POINTER(c_void_p), c_char_p),
     "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
-    "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), c_void_p),
+    "cuLaunchKernelEx": (POINTER(_Launch), c_void_p, POINTER(c_void_p), c_void_p),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
     "cuCtxSetCurrent": (c_void_p,),
     "cuDeviceGet": (POINTER(c_int), c_int),
@@ -39,6 +55,8 @@ _DRIVER: dict[str, Any] = {
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUDA_ERROR_INVALID_CONTEXT and
 #: CU_STREAM_CAPTURE_MODE_RELAXED
 _SHARED, _NO_CONTEXT, _RELAXED = 8, 201, 2
+#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_EARLY = 6
 
 
 def _declared(library: ctypes.CDLL, functions: dict[str, Any]) -> ctypes.CDLL:
@@ -122,7 +140,10 @@ def _drives(status: int) -> None:
 
 
 class Kernel:
-    """A compiled function on a device.
+    """A compiled function on a device. It has to begin by waiting for kernels before it to end.
+
+    Its first blocks may be there before that, in the place of others that have ended, if the kernel
+    before allows it. What comes after waits for all of it, as usual.
 
     >>> Kernel(code, "places", shared=200_000, device=0)((132, 512), (x, weight, y, 4), stream)
     """
@@ -143,12 +164,18 @@ class Kernel:
         """Launch so many blocks of so many threads; tensors are passed as their addresses."""
         values = [c_int(v) if isinstance(v, int) else c_void_p(v.data_ptr()) for v in given]
         at = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        launch = (self._function, shape[0], 1, 1, shape[1], 1, 1, self._shared, stream, at, None)
-        status = _driver().cuLaunchKernel(*launch)
+        launch = (byref(_how(*shape, self._shared, stream)), self._function, at, None)
+        status = _driver().cuLaunchKernelEx(*launch)
         if status == _NO_CONTEXT:  # this thread has not used the device before
             _drives(_driver().cuCtxSetCurrent(self._context))
-            status = _driver().cuLaunchKernel(*launch)
+            status = _driver().cuLaunchKernelEx(*launch)
         _drives(status)
+
+
+@lru_cache(maxsize=256)
+def _how(blocks: int, threads: int, shared: int, stream: int) -> _Launch:
+    early = ctypes.pointer(_Attribute(name=_EARLY, value=1))
+    return _Launch((blocks, 1, 1), (threads, 1, 1), shared, stream, early, 1)
 
 
 def _context(device: int) -> c_void_p:

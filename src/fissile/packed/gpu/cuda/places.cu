@@ -5,23 +5,10 @@
 // units multiply at the price of full rows of the old length. Of eight columns of inputs, four hold
 // the samples in first places and zeros in second ones, four the other way round: so a product tells
 // children apart. Bits 0 and 2 flip signs, and the Walsh transform of four sums does the rest.
-//
-// A block of 16 warps takes 16 parents at a time and all inputs, a sixteenth of them each warp, always
-// the same ones. While it multiplies, the weights that come next are on their way to shared memory.
-//
-// Compiled with INPUTS, a multiple of 1024; STAGES; ALPHA; BIAS; ACTIVATION; BFLOAT16.
 
-typedef unsigned short number;  // 16 bits of a weight, an input or an output
-
-constexpr int WARPS = 16;
-constexpr int SLICE = INPUTS / WARPS;  // inputs of a warp
-constexpr int STEPS = SLICE / 64;      // of 64 inputs
-constexpr int AHEAD = STAGES - 1;
-constexpr int STAGE = 16 * 64 * 2;     // bytes
-constexpr int SUMS = 4 * 4 * 32 * 4;   // bytes of a warp
+constexpr int THREADS = WARPS * 32;
+constexpr int SUMS = 4 * 4 * 32 * 4;    // bytes of a warp
 constexpr int SAMPLE = SLICE * 2 + 32;  // bytes; 32 more, so that samples lie in different banks
-constexpr bool FITS = STEPS % STAGES == 0;  // then each step has a stage of its own
-static_assert(INPUTS % 1024 == 0 && STEPS >= AHEAD, "a warp has whole steps, and enough to begin with");
 
 // Where in shared memory what lies.
 constexpr int AT_SUMS = WARPS * STAGES * STAGE;
@@ -58,16 +45,6 @@ struct Exchange {
   }
 };
 
-__device__ __forceinline__ words flipped(words w, words tops) {
-  constexpr word SIGNS = 0x80008000u;
-  return {xor_some(w.a, tops.a, SIGNS), xor_some(w.b, tops.b, SIGNS), xor_some(w.c, tops.c, SIGNS),
-          xor_some(w.d, tops.d, SIGNS)};
-}
-
-__device__ __forceinline__ words shifted(words w, int by) {
-  return {w.a << by, w.b << by, w.c << by, w.d << by};
-}
-
 // Multiply 16 x 16 weights.
 template <bool UPPER>
 __device__ __forceinline__ void add_tile(float (&sums)[4][4], words w, words x, word places) {
@@ -77,14 +54,6 @@ __device__ __forceinline__ void add_tile(float (&sums)[4][4], words w, words x, 
   multiply<UPPER>(sums[1], w1, x, places);
   multiply<UPPER>(sums[2], w2, x, places);
   multiply<UPPER>(sums[3], flipped(w1, second), x, places);
-}
-
-__device__ __forceinline__ float finished(float a) {
-  if (ACTIVATION == 1) return a <= 0 ? 0.0f : a;
-  if (ACTIVATION == 2) return 0.5f * a * (1 + erff(a * 0.7071067811865476f));
-  if (ACTIVATION == 3) return a / (1 + expf(-1.5957691216057308f * (a + 0.044715f * a * a * a)));
-  if (ACTIVATION == 4) return a / (1 + expf(-a));
-  return a;
 }
 
 // Bring a warp's inputs to shared memory, in the order in which its lanes will need them: of every
@@ -106,114 +75,48 @@ __device__ __forceinline__ void place_inputs(word to, const number* x, int batch
   __syncwarp();
 }
 
-// The four outputs of a lane once the sums of all warps are added: parent, first child and sample.
-struct Mine {
-  int parent, child, sample;
-
-  __device__ __forceinline__ Mine(int tile, int part, int lane)
-      : parent(tile * 16 + part / 2 * 8 + lane / 4),
-        child(lane & 2 ? 4 : 0),
-        sample((lane & 1) * 2 + (part & 1)) {}
-
-  __device__ __forceinline__ size_t at() const { return (size_t)parent * ALPHA + child; }
-};
-
-struct Numbers {
-  word low, high;  // two each
-};
-
-__device__ __forceinline__ number one_of(Numbers four, int k) {
-  return (number)((k < 2 ? four.low : four.high) >> 16 * (k & 1));
-}
-
-__device__ __forceinline__ Numbers load_biases(const number* bias, Mine mine) {
-  if (!BIAS) return {0, 0};
-  bias += mine.at();
-  if (ALPHA == 8) {
-    const uint2 found = *(const uint2*)bias;
-    return {found.x, found.y};
-  }
-  word found[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-    if (mine.child + k < ALPHA) found[k] = bias[k];
-  return {found[0] | found[1] << 16, found[2] | found[3] << 16};
+// What a lane has to do with once the sums of all warps are added.
+__device__ __forceinline__ Mine<4> mine_of(int tile, int part, int lane) {
+  return {tile * 16 + part / 2 * 8 + lane / 4, lane & 2 ? 4 : 0, (lane & 1) * 2 + (part & 1)};
 }
 
 // Add the sums of all warps, undo the transform, and store the children of 16 parents. Four warps do.
-__device__ __forceinline__ void finish(word sums, int lane, number* y, Mine mine, Numbers biases, int batch,
+__device__ __forceinline__ void finish(word sums, int lane, number* y, Mine<4> mine, Numbers<4> biases, int batch,
                                        int parents) {
-  float total[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int warp = 0; warp < WARPS; warp++) {
-    const words found = load_shared(sums + warp * SUMS);
-    total[0] += __uint_as_float(found.a), total[1] += __uint_as_float(found.b);
-    total[2] += __uint_as_float(found.c), total[3] += __uint_as_float(found.d);
-  }
-  const float p = total[0] + total[1], m = total[0] - total[1];
-  const float q = total[2] + total[3], n = total[2] - total[3];
+  float of[4] = {0, 0, 0, 0};
+  add_warps<SUMS>(of, sums);
+  const float p = of[0] + of[1], m = of[0] - of[1];
+  const float q = of[2] + of[3], n = of[2] - of[3];
   const float child[4] = {p + q, m + n, p - q, m - n};  // by bits 0 and 2 of the owner
   // Lane 4 g + t has bit 1 in t / 2: two lanes exchange halves, and each has four children in a row.
   const bool odd = lane & 2;
   const float one = __shfl_xor_sync(~0u, odd ? child[0] : child[2], 2);
   const float two = __shfl_xor_sync(~0u, odd ? child[1] : child[3], 2);
   float out[4] = {odd ? one : child[0], odd ? two : child[1], odd ? child[2] : one, odd ? child[3] : two};
-  if (mine.sample >= batch) return;
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
-    out[k] *= 0.25f;
-    if (BIAS) out[k] += widened(one_of(biases, k));
-    out[k] = finished(out[k]);
-  }
-  const Numbers four = {rounded(out[0], out[1]), rounded(out[2], out[3])};
-  y += (size_t)mine.sample * parents * ALPHA + mine.at();
-  if (ALPHA == 8) {
-    store_kept(y, four.low, four.high);
-  } else {
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-      if (mine.child + k < ALPHA) y[k] = one_of(four, k);
-  }
+  for (int k = 0; k < 4; k++) out[k] *= 0.25f;
+  store_outputs(y, mine, out, biases, batch, parents);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     places(const number* __restrict__ x, const number* __restrict__ w, const number* __restrict__ bias,
            number* __restrict__ y, int batch, int parents) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int tiles = parents / 16, blocks = gridDim.x;
-  const word base = shared_at(memory), ring = base + warp * (STAGES * STAGE);
+  const word base = shared_at(memory);
   const word gates = base + AT_GATES, written = gates, read = gates + 8;
-  // Eight lanes copy 128 bytes of a row; the 16 bytes of a row are dealt so that eight rows of the
-  // same columns lie in different banks.
-  const int row = lane / 8, eight = lane % 8;
-  const number* next = w + ((size_t)blockIdx.x * 16 + row) * INPUTS + warp * SLICE + eight * 8;
-  const word to = ring + row * 128 + ((eight ^ row) << 4);
-  // Each lane keeps its own place in the ring. With one that is the same in all lanes, the assembler of
-  // CUDA 13.0 may put it into a uniform register, and of a copy with a hint for the cache that makes an
-  // illegal instruction: so it did in a kernel much like this one.
-  word put = to, out_of = 0;
-  const Once once;
-  auto fetch = [&](int step, const number* tile) {
-    const word even = FITS ? to + step % STAGES * STAGE : put, odd = even ^ 64;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const number* from = tile + (size_t)(4 * i) * INPUTS + step % STEPS * 64;
-      copy((i & 1 ? odd : even) + i * 512, from, once);
-    }
-    if (!FITS) put = put == to + AHEAD * STAGE ? to : put + STAGE;
-  };
-#pragma unroll
-  for (int step = 0; step < AHEAD; step++) {
-    fetch(step, next);
-    end_of_copies();
-  }
+  let_next_come();
+  want_first(w, warp, lane);
   if (threadIdx.x == 0) {
     make_gate(written, WARPS);
     make_gate(read, 4);
   }
   if (warp == 1)
     for (int i = lane; i < SAMPLE / 16; i += 32) store_shared(base + AT_NOTHING + i * 16, 0, 0, 0, 0);
+  await_kernels_before();
+  Ring ring(base + warp * (STAGES * STAGE), w, warp, lane);
+  ring.begin();
   __syncthreads();
   const word inputs = base + AT_INPUTS + warp * (4 * SAMPLE);
   place_inputs(inputs, x + warp * SLICE, batch, lane);
@@ -221,8 +124,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   // What this lane reads: a row of a tile, and two pairs of every eight inputs of a sample. Of the
   // places of a pair, even lanes have the first, odd ones the second; zeros, where they are not those
   // of the column.
-  const int mine = lane & 15;
-  const word from = ring + mine * 128 + (((lane >> 4) ^ (mine & 7)) << 4);
+  const word from = ring.tile_at(lane);
   const word tile_at[4] = {from, from ^ 32, from ^ 64, from ^ 96};
   const bool lives = (lane & 1) == lane / 16;
   const word sample = lives ? inputs + (lane / 4 & 3) * SAMPLE : base + AT_NOTHING;
@@ -231,20 +133,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 
   word round = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += blocks, round++) {
-    const number* now = next;
+    const number* now = ring.next;
     const bool more = tile + blocks < tiles, finishes = warp / 4 == (int)(round & 3);
-    const Mine outputs(tile, warp & 3, lane);
-    Numbers biases = {0, 0};
+    const Mine<4> outputs = mine_of(tile, warp & 3, lane);
+    Numbers<4> biases = {};
     if (finishes) biases = load_biases(bias, outputs);  // they will have come when they are needed
-    next += (size_t)blocks * 16 * INPUTS;
+    ring.next += (size_t)blocks * 16 * INPUTS;
     float sums[4][4] = {};
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-      await_copies<AHEAD - 1>();
-      if (step + AHEAD < STEPS) fetch(step + AHEAD, now);
-      else if (more) fetch(step + AHEAD, next);
-      end_of_copies();
-      const word slot = FITS ? step % STAGES * STAGE : out_of;
+      ring.await_step(step, now, more);
+      const word slot = ring.slot(step);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const words one = load_matrices(tile_at[2 * half] + slot);
@@ -255,8 +154,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
         add_tile<false>(sums, one, x1, places);
         add_tile<true>(sums, two, x2, places);
       }
-      if (!FITS) out_of = out_of == AHEAD * STAGE ? 0 : out_of + STAGE;
-      __syncwarp();  // all lanes have read before anything is copied there
+      ring.leave_step();
     }
     if (round) await(read, round - 1);
     const word sums_at = base + AT_SUMS + lane * 16;

@@ -16,6 +16,17 @@ struct Once {
   }
 };
 
+// The kernel that comes next may send its blocks where this one's have ended; it too begins by waiting.
+__device__ __forceinline__ void let_next_come() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+// Wait until all kernels before have ended. Nothing may be read or written sooner.
+__device__ __forceinline__ void await_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Ask for so many bytes of memory; that is no reading, and may come too early.
+__device__ __forceinline__ void want(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ word shared_at(const void* pointer) {
   word out;
   asm("{ .reg .u64 at; cvta.to.shared.u64 at, %1; cvt.u32.u64 %0, at; }" : "=r"(out) : "l"(pointer));
@@ -27,6 +38,11 @@ __device__ __forceinline__ void copy(word to, const void* from, Once once) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
                "l"(from), "l"(once.policy)
                : "memory");
+}
+
+// The same for what others will read too; zeros where there is nothing.
+__device__ __forceinline__ void copy_if(bool there, word to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
 __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -46,11 +62,29 @@ __device__ __forceinline__ words load(const void* from) {
   return w;
 }
 
+__device__ __forceinline__ void load_pairs(word (&one)[1], const void* from) { one[0] = *(const word*)from; }
+
+__device__ __forceinline__ void load_pairs(word (&two)[2], const void* from) {
+  const uint2 found = *(const uint2*)from;
+  two[0] = found.x, two[1] = found.y;
+}
+
 // The next layer will read this: it stays in the cache while weights pass through.
-__device__ __forceinline__ void store_kept(void* to, word a, word b) {
+struct Kept {
   unsigned long long policy;
-  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("st.global.L2::cache_hint.v2.u32 [%0], {%1,%2}, %3;" ::"l"(to), "r"(a), "r"(b), "l"(policy)
+
+  __device__ __forceinline__ Kept() {
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  }
+};
+
+__device__ __forceinline__ void store_kept(void* to, const word (&one)[1]) {
+  asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(to), "r"(one[0]), "l"(Kept().policy) : "memory");
+}
+
+__device__ __forceinline__ void store_kept(void* to, const word (&two)[2]) {
+  asm volatile("st.global.L2::cache_hint.v2.u32 [%0], {%1,%2}, %3;" ::"l"(to), "r"(two[0]), "r"(two[1]),
+               "l"(Kept().policy)
                : "memory");
 }
 
@@ -80,15 +114,24 @@ __device__ __forceinline__ words load_matrices(word from) {
   return w;
 }
 
-// sums += A B, for A of 16 x 32 with two of every four columns empty, and B of 32 x 8. Lanes 0 and 1
-// of every four, or 2 and 3 if UPPER, hold the places of the others.
-template <bool UPPER>
-__device__ __forceinline__ void multiply(float (&sums)[4], words a, words b, word places) {
 #if BFLOAT16
 #define KIND "bf16.bf16"
 #else
 #define KIND "f16.f16"
 #endif
+
+// sums += A B, for A of 16 x 16 and B of 16 x 8.
+__device__ __forceinline__ void multiply(float (&sums)[4], words a, word b0, word b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." KIND
+               ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+               : "r"(a.a), "r"(a.b), "r"(a.c), "r"(a.d), "r"(b0), "r"(b1));
+}
+
+// sums += A B, for A of 16 x 32 with two of every four columns empty, and B of 32 x 8. Lanes 0 and 1
+// of every four, or 2 and 3 if UPPER, hold the places of the others.
+template <bool UPPER>
+__device__ __forceinline__ void multiply(float (&sums)[4], words a, words b, word places) {
   asm volatile("mma.sp.sync.aligned.m16n8k32.row.col.f32." KIND
                ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9,%10,%11},{%0,%1,%2,%3},%12,%13;"
                : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])

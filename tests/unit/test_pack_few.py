@@ -1,4 +1,4 @@
-"""The kernel in CUDA, compiled for the processor, against float64; warps are emulated."""
+"""The kernels in CUDA, compiled for the processor, against float64; warps are emulated."""
 
 import ctypes
 import os
@@ -15,14 +15,14 @@ import torch
 from torch.nn import functional
 
 from fissile.packed.format import pack_owned
-from fissile.packed.gpu import places
+from fissile.packed.gpu.few import FLIPS, PLACES, Program, constants, shared_bytes, source
 from fissile.packed.plain import activated, owned_dense
 
 GXX = shutil.which("g++")
 # Where tests are the point, a compiler that is missing is a failure, not a reason to look away.
 pytestmark = pytest.mark.skipif(
     (GXX is None and not os.environ.get("CI")) or sys.platform != "linux",
-    reason="the kernel is compiled by g++ (apt install g++), on Linux",
+    reason="the kernels are compiled by g++ (apt install g++), on Linux",
 )
 
 EMULATION = Path(__file__).parent / "emulated_warp.h"
@@ -31,9 +31,10 @@ FLAGS = ["-std=c++17", "-w", "-fno-strict-aliasing", "-fvisibility=hidden"]
 LAUNCH = """
 EXPORTED int launch(const number* x, const number* w, const number* bias, number* y, int batch,
                     int parents, int blocks, int bytes, word seed) {
-  return launched(blocks, WARPS * 32, bytes, seed, [=] { places(x, w, bias, y, batch, parents); });
+  return launched(blocks, THREADS, bytes, seed, [=] { KERNEL(x, w, bias, y, batch, parents); });
 }
 EXPORTED int bytes_needed() { return AT_GATES + 16; }
+EXPORTED int threads() { return THREADS; }
 """
 HALF, BRAIN = torch.float16, torch.bfloat16
 FENCE = 4096  # numbers around an array that are no part of it
@@ -41,45 +42,59 @@ FENCE = 4096  # numbers around an array that are no part of it
 
 @dataclass(frozen=True)
 class Setting:
+    program: Program
     inputs: int
-    stages: int
     alpha: int
     bias: bool
     activation: str
     dtype: torch.dtype
+    stages: int | None = None  # other than those of the program
 
     def macros(self):
-        found = places.constants(self.inputs, self.alpha, self.bias, self.activation, self.dtype)
-        return found | {"STAGES": self.stages}
+        about = (self.inputs, self.alpha, self.bias, self.activation, self.dtype)
+        found = constants(self.program, *about)
+        return found | ({"STAGES": self.stages} if self.stages else {})
+
+    def __str__(self):
+        about = (self.program.name, self.inputs, self.alpha, self.activation, self.dtype)
+        return "-".join(map(str, about + ((self.stages,) if self.stages else ())))
 
 
 # Each step of a warp has a stage of its own where stages divide inputs / 1024.
-SETTINGS = [
-    Setting(3072, 3, 8, True, "none", HALF),
-    Setting(3072, 4, 5, False, "gelu_tanh", BRAIN),
-    Setting(4096, 3, 7, True, "silu", BRAIN),
-    Setting(4096, 4, 8, False, "relu", HALF),
-    Setting(4096, 3, 5, True, "gelu", HALF),
-    Setting(5120, 3, 8, True, "none", BRAIN),
+SPARSE = [
+    Setting(PLACES, 3072, 8, True, "none", HALF),
+    Setting(PLACES, 3072, 5, False, "gelu_tanh", BRAIN, stages=4),
+    Setting(PLACES, 4096, 7, True, "silu", BRAIN),
+    Setting(PLACES, 4096, 8, False, "relu", HALF, stages=4),
+    Setting(PLACES, 4096, 5, True, "gelu", HALF),
+    Setting(PLACES, 5120, 8, True, "none", BRAIN),
 ]
-NAMED = [f"{s.inputs}-{s.stages}-{s.alpha}-{s.activation}-{s.dtype}" for s in SETTINGS]
+# From 7168 inputs on, a warp keeps some of them in registers.
+FULL = [
+    Setting(FLIPS, 3072, 8, True, "none", HALF),
+    Setting(FLIPS, 4096, 7, True, "silu", BRAIN),
+    Setting(FLIPS, 4096, 8, False, "relu", HALF),
+    Setting(FLIPS, 7168, 5, True, "gelu", HALF),
+    Setting(FLIPS, 8192, 6, False, "gelu_tanh", BRAIN),
+]
+SETTINGS = SPARSE + FULL
 
 
 class Trouble(Exception):
     """What the emulation has to say against a kernel."""
 
 
-def kernel_text():
-    """Return the program without the part that the emulation replaces."""
+def kernel_text(program):
+    """Return a program without the part that the emulation replaces."""
     warp = (files("fissile.packed.gpu") / "cuda" / "warp.cuh").read_text("utf-8")
-    assert places.source().startswith(warp)
-    return warp, places.source().removeprefix(warp)
+    assert source(program).startswith(warp)
+    return warp, source(program).removeprefix(warp)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Compile the kernel for a setting, with some of its text replaced; each only once."""
-    folder, known = tmp_path_factory.mktemp("places"), {}
+    folder, known = tmp_path_factory.mktemp("few"), {}
 
     def build(setting, *edits):
         key = (setting, edits)
@@ -91,12 +106,13 @@ def built(tmp_path_factory):
 
 
 def _compiled(stem, setting, edits):
-    _, text = kernel_text()
+    _, text = kernel_text(setting.program)
     for old, new in edits:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     stem.with_suffix(".cpp").write_text(f'#include "{EMULATION}"\n{text}{LAUNCH}')
     macros = [f"-D{name}={value}" for name, value in setting.macros().items()]
+    macros.append(f"-DKERNEL={setting.program.name}")
     # A broken kernel does not run for long, so the compiler should not take long either.
     command = [GXX, "-O0" if edits else "-O1", "-shared", "-fPIC", *FLAGS, *macros]
     command += [f"{stem}.cpp", "-o", f"{stem}.so"]
@@ -110,6 +126,7 @@ class Emulated:
         self._library = ctypes.CDLL(path)
         self._library.trouble.restype = ctypes.c_char_p
         self.bytes_needed = self._library.bytes_needed()
+        self.threads = self._library.threads()
 
     def __call__(self, layer, batch, blocks, seed, shared=None):
         """Return outputs, or raise what there is to say against how they were computed."""
@@ -145,7 +162,7 @@ def fence_of(inside):
 
 
 class Layer:
-    """A packed layer and four samples."""
+    """A packed layer and as many samples as its program takes."""
 
     def __init__(self, setting, parents, keep=0.8):
         self.setting, alpha = setting, setting.alpha
@@ -155,7 +172,8 @@ class Layer:
         owner[torch.rand(shape, generator=generator) > keep] = -1
         values = torch.randn(shape, generator=generator) / 32
         self.weight, _ = pack_owned(values, owner, alpha, setting.dtype, "inline")
-        self.x = torch.randn(4, setting.inputs, generator=generator).to(setting.dtype)
+        samples = (setting.program.samples, setting.inputs)
+        self.x = torch.randn(samples, generator=generator).to(setting.dtype)
         bias = torch.randn(parents * alpha, generator=generator).to(setting.dtype)
         self.bias = bias if setting.bias else None
 
@@ -176,55 +194,64 @@ def is_right(found, expected):
     return torch.allclose(found.double(), expected, rtol=near, atol=1e-5)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=NAMED)
+def all_of(setting):
+    """Return the most samples there may be, and the fewest."""
+    return setting.program.samples, {PLACES: 1, FLIPS: 5}[setting.program]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_every_child_gets_its_weights(built, setting):
-    kernel, layer = built(setting), Layer(setting, 48)
+    kernel, layer, (most, fewest) = built(setting), Layer(setting, 48), all_of(setting)
     # Three tiles: for three blocks, for two, and all for one.
-    for batch, blocks, seed in [(1, 3, 0), (2, 2, 1), (3, 1, 2), (4, 2, 3)]:
+    for batch, blocks, seed in [(fewest, 3, 0), (most - 2, 2, 1), (most - 1, 1, 2), (most, 2, 3)]:
         assert is_right(kernel(layer, batch, blocks, seed), layer.expected(batch))
 
 
-@pytest.mark.parametrize("setting", SETTINGS[:4], ids=NAMED[:4])
+@pytest.mark.parametrize("setting", [*SPARSE[:4], *FULL[1:3]], ids=str)
 def test_many_rounds(built, setting):
     """Rounds beyond four, when the warps that finish begin anew, in whatever order warps go."""
-    kernel, layer = built(setting), Layer(setting, 16 * 11)
-    expected = layer.expected(4)
+    kernel, layer, (most, _) = built(setting), Layer(setting, 16 * 11), all_of(setting)
+    expected = layer.expected(most)
     for blocks, seed in [(1, 4), (2, 5), (2, 6)]:
-        assert is_right(kernel(layer, 4, blocks, seed), expected)
+        assert is_right(kernel(layer, most, blocks, seed), expected)
 
 
-@pytest.mark.parametrize("setting", SETTINGS[:2], ids=NAMED[:2])
+@pytest.mark.parametrize("setting", [*SPARSE[:2], FULL[0]], ids=str)
 def test_one_tile_and_idle_samples(built, setting):
-    kernel, layer = built(setting), Layer(setting, 16, keep=0.02)
-    for batch in range(1, 5):
+    kernel, layer, (most, _) = built(setting), Layer(setting, 16, keep=0.02), all_of(setting)
+    for batch in range(1, most + 1):
         assert is_right(kernel(layer, batch, 1, batch), layer.expected(batch))
 
 
-def test_order_does_not_matter(built):
+@pytest.mark.parametrize("setting", [SPARSE[0], FULL[0]], ids=str)
+def test_order_does_not_matter(built, setting):
     """When copies happen and which warps lag changes no bit."""
-    kernel, layer = built(SETTINGS[0]), Layer(SETTINGS[0], 48)
-    first = kernel(layer, 4, 1, 0)
-    assert all(torch.equal(kernel(layer, 4, 1, seed), first) for seed in range(1, 9))
+    kernel, layer, (most, _) = built(setting), Layer(setting, 48), all_of(setting)
+    first = kernel(layer, most, 1, 0)
+    assert all(torch.equal(kernel(layer, most, 1, seed), first) for seed in range(1, 9))
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=NAMED)
-def test_shared_memory_is_what_is_asked_for(built, setting):
-    kernel, layer = built(setting), Layer(setting, 16)
-    assert kernel.bytes_needed == places.shared_bytes(setting.inputs, setting.stages)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_launches_are_what_they_should_be(built, setting):
+    kernel, layer, program = built(setting), Layer(setting, 16), setting.program
+    if setting.stages:
+        program = program._replace(stages=setting.stages)
+    assert kernel.bytes_needed == shared_bytes(program, setting.inputs)
+    assert kernel.threads == program.warps * 32
     with pytest.raises(Trouble, match="make_gate outside of shared memory"):
         kernel(layer, 1, 1, 0, shared=kernel.bytes_needed - 8)
 
 
 def test_all_of_warp_is_emulated():
-    warp, _ = kernel_text()
+    warp, _ = kernel_text(PLACES)
     emulated = EMULATION.read_text("utf-8")
     declared = set(re.findall(r"__forceinline__ [\w ]+ (\w+)\(", warp))
-    assert len(declared) > 15
+    assert len(declared) > 20
     assert declared <= set(re.findall(r"^inline [\w ]+ (\w+)\(", emulated, re.MULTILINE))
 
 
 # One thing broken, and how it shows: as other outputs or as what the emulation says.
-WRONG = {
+WRONG_SPARSE = {
     "copies not awaited": ("await_copies<AHEAD - 1>()", "await_copies<AHEAD>()", None),
     "copied too early": ("AHEAD = STAGES - 1;", "AHEAD = STAGES;", None),
     "nibbles of the exchange": ("0xf0f0f0f0u : 0x0f0f0f0fu", "0xf0f0f0f0u : 0x0f0f0ff0u", None),
@@ -237,31 +264,61 @@ WRONG = {
     "children mixed up": ("{p + q, m + n, p - q, m - n}", "{p + q, p - q, m + n, m - n}", None),
     "two weights in a place": (" | 0x44444444u", "", "two weights of row"),
     "samples that are not there": ("sample < batch ? load", "true ? load", "load outside of every"),
-    "outputs that are not there": ("sample >= batch", "sample >= 4", "store outside of every"),
-    "crooked rows": ("const word to = ring + row * 128", "const word to = ring + row * 120",
+    "outputs that are not there": ("sample >= batch", "sample >= 8", "store outside of every"),
+    "crooked rows": ("to = ring + row * 128", "to = ring + row * 120",
                      "copy of shared memory not aligned"),
     "sums not awaited": ("await(written, round);", "", "all threads wait"),
     "a gate for too many": ("make_gate(read, 4)", "make_gate(read, 5)", "all threads wait"),
     "nowhere": ("tiles = parents / 16", "tiles = *(volatile int*)8", "an address of nowhere"),
     "the ring filled too early": ("put == to + AHEAD * STAGE", "put == to + STAGE", None),
     "banks of odd rows": ("odd = even ^ 64", "odd = even", None),
+    "kernels before": ("  await_kernels_before();\n", "", "before other kernels have ended"),
     "the ring turned too early": ("out_of == AHEAD * STAGE ? 0", "out_of == STAGE ? 0", None),
-    "a lane elsewhere": ("if (!FITS) out_of", "if (lane) __syncwarp();\n if (!FITS) out_of",
+    "a lane elsewhere": ("      ring.leave_step();", "if (lane) __syncwarp();\n ring.leave_step();",
                          "where others"),
 }  # fmt: skip
 
 
-def _goes_wrong(kernel, layer, seed, said):
+WRONG_FULL = {
+    "copies not awaited": ("await_copies<AHEAD - 1>()", "await_copies<AHEAD>()", None),
+    "inputs not awaited": ("run < FIRST; run++)", "run < 1; run++)", None),
+    "inputs dealt otherwise": ("eight ^ lane >> 3", "eight ^ lane >> 2 & 3", None),
+    "kept inputs not awaited": ("if (KEPT) await_copies<AHEAD>()", "__syncwarp()", None),
+    "samples that are not there": ("there(lane / 4 < batch)", "there(true)",
+                                   "copy outside of every"),
+    "sums overwritten": ("if (round) await(read, round - 1);", "", None),
+    "sums not awaited": ("await(written, round);", "", "all threads wait"),
+    "a gate for too few": ("make_gate(written, WARPS)", "make_gate(written, WARPS - 1)",
+                           "all threads wait"),
+    "a gate for too many": ("make_gate(read, FINISHERS)", "make_gate(read, 5)",
+                            "all threads wait"),
+    "wrong sign": ("w6 = flipped(w2, bit2)", "w6 = flipped(now.w1, bit2)", None),
+    "a copy of the tile before": ("if (more) next.make_w1();", "", None),
+    "bits of the transform": ("bit = 8; bit < 32", "bit = 4; bit < 16", None),
+    "outputs that are not there": ("sample >= batch", "sample >= 8", "store outside of every"),
+    "kernels before": ("  await_kernels_before();\n", "", "before other kernels have ended"),
+}  # fmt: skip
+
+
+def _goes_wrong(kernel, layer, batch, seed, said):
     try:
-        found = kernel(layer, 3, 1, seed)
+        found = kernel(layer, batch, 1, seed)
     except Trouble as trouble:
         return said is not None and said in str(trouble)
-    return said is None and not is_right(found, layer.expected(3))
+    return said is None and not is_right(found, layer.expected(batch))
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_a_broken_kernel_shows(built, what):
-    old, new, said = WRONG[what]
-    setting = SETTINGS[2 if "ring" in what else 0]  # in the first, each step has its own stage
+@pytest.mark.parametrize("what", WRONG_SPARSE)
+def test_a_broken_kernel_of_sparse_products_shows(built, what):
+    old, new, said = WRONG_SPARSE[what]
+    setting = SPARSE[2 if "ring" in what else 0]  # in the first, each step has its own stage
     kernel, layer = built(setting, (old, new)), Layer(setting, 48)
-    assert any(_goes_wrong(kernel, layer, seed, said) for seed in range(8))
+    assert any(_goes_wrong(kernel, layer, 3, seed, said) for seed in range(8))
+
+
+@pytest.mark.parametrize("what", WRONG_FULL)
+def test_a_broken_kernel_of_full_products_shows(built, what):
+    old, new, said = WRONG_FULL[what]
+    setting = FULL[4 if "kept" in what else 0]
+    kernel, layer = built(setting, (old, new)), Layer(setting, 48)
+    assert any(_goes_wrong(kernel, layer, 6, seed, said) for seed in range(8))
