@@ -107,7 +107,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const word base = shared_at(memory);
   const word gates = base + AT_GATES, written = gates, read = gates + 8;
   let_next_come();
-  want_first(w, warp, lane);
   if (threadIdx.x == 0) {
     make_gate(written, WARPS);
     make_gate(read, 4);
