@@ -145,10 +145,8 @@ static unsigned char* shared(word at, word bytes, word aligned, const char* what
   return memory + offset;
 }
 
-// Reading or writing what was not allowed is an error, be it mapped or not.
-static void check_range(const void* at, size_t bytes, size_t aligned, const char* what) {
+static void check_known(const void* at, size_t bytes, size_t aligned, const char* what) {
   const uintptr_t begin = (uintptr_t)at;
-  if (!self().may_read) fail("%s before other kernels have ended", what);
   if (begin % aligned) fail("%s not aligned", what);
   for (int i = 0; i < known_ranges; i++) {
     const uintptr_t from = (uintptr_t)ranges[i].from;
@@ -157,6 +155,12 @@ static void check_range(const void* at, size_t bytes, size_t aligned, const char
       return;
   }
   fail("%s outside of every array", what);
+}
+
+// Reading or writing what was not allowed, or too early, is an error, be it mapped or not.
+static void check_range(const void* at, size_t bytes, size_t aligned, const char* what) {
+  if (!self().may_read) fail("%s before other kernels have ended", what);
+  check_known(at, bytes, aligned, what);
 }
 
 static void perform(const Copy& copy) {
@@ -198,7 +202,8 @@ __attribute__((noinline)) static void resume(int thread) {
 
 static void prepare(int thread) {
   Fiber& fiber = fibers[thread];
-  fiber.wait = {}, fiber.started = fiber.done = fiber.may_read = false, fiber.group = fiber.copies = 0;
+  fiber.wait = {}, fiber.group = fiber.copies = 0;
+  fiber.started = fiber.done = fiber.may_read = false;
   unsigned char* const stack = stacks + (size_t)thread * STACK;
   memset(stack, UNTOUCHED, 64);
   getcontext(&fiber.start);

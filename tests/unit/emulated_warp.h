@@ -32,7 +32,10 @@ struct Once {
 
 inline void let_next_come() {}
 inline void await_kernels_before() { self().may_read = true; }
-inline void want(const void*, int) {}
+inline void want(const void* from, int bytes) {
+  check_known(from, bytes, 16, "want");
+  if (bytes % 16) fail("want: %d bytes", bytes);
+}
 
 static void start_copy(word to, const void* from) {
   Fiber& fiber = self();
@@ -45,7 +48,9 @@ static void start_copy(word to, const void* from) {
 }
 
 inline void copy(word to, const void* from, Once) { start_copy(to, from); }
-inline void copy_if(bool there, word to, const void* from) { start_copy(to, there ? from : nullptr); }
+inline void copy_if(bool there, word to, const void* from) {
+  start_copy(to, there ? from : nullptr);
+}
 
 inline void end_of_copies() { self().group++; }
 
@@ -62,6 +67,16 @@ inline words load(const void* from) {
   return w;
 }
 
+inline unsigned short load_one(const void* from) {
+  check_range(from, 2, 2, "load");
+  return *(const unsigned short*)from;
+}
+
+inline void store_one(void* to, unsigned short number) {
+  check_range(to, 2, 2, "store");
+  *(unsigned short*)to = number;
+}
+
 template <int PAIRS>
 inline void load_pairs(word (&pairs)[PAIRS], const void* from) {
   check_range(from, 4 * PAIRS, 4 * PAIRS, "load");
@@ -69,12 +84,13 @@ inline void load_pairs(word (&pairs)[PAIRS], const void* from) {
 }
 
 template <int PAIRS>
-inline void store_kept(void* to, const word (&pairs)[PAIRS]) {
+inline void store_for_later(void* to, const word (&pairs)[PAIRS]) {
   check_range(to, 4 * PAIRS, 4 * PAIRS, "store");
   memcpy(to, pairs, 4 * PAIRS);
 }
 
 inline words load_shared(word from) {
+  if (!(random_word() & 3)) pause_fiber();  // others may be quicker
   words w;
   memcpy(&w, shared(from, 16, 16, "load_shared"), 16);
   return w;
@@ -163,7 +179,8 @@ static void act_multiply_all() {
   const Lane* lanes = own_warp().lanes;
   float b[16][8];
   for (int n = 0; n < 8; n++)
-    for (int k = 0; k < 16; k++) b[k][n] = half_of(lanes[4 * n + k % 8 / 2].given[4 + k / 8], k % 2);
+    for (int k = 0; k < 16; k++)
+      b[k][n] = half_of(lanes[4 * n + k % 8 / 2].given[4 + k / 8], k % 2);
   for (int row = 0; row < 16; row++) {
     float total[8];
     for (int n = 0; n < 8; n++) total[n] = sum_of(lanes, row, n);
@@ -256,7 +273,7 @@ inline word or_some(word first, word second, word third) { return (first & secon
 inline word choose(word first, word second, word third) {
   return (first & third) | (second & ~third);
 }
-inline word kept(word number) { return number; }
+inline word pinned(word number) { return number; }
 
 // A gate is a word that says it is one, for how many warps and for how many more, and the round.
 constexpr word GATE = 0x6a7e;

@@ -209,7 +209,7 @@ def test_every_child_gets_its_weights(built, setting):
 
 @pytest.mark.parametrize("setting", [*SPARSE[:4], *FULL[1:3]], ids=str)
 def test_many_rounds(built, setting):
-    """Rounds beyond four, when the warps that finish begin anew, in whatever order warps go."""
+    """Rounds beyond four, when others begin to finish sparse products anew; warps in any order."""
     kernel, layer, (most, _) = built(setting), Layer(setting, 16 * 11), all_of(setting)
     expected = layer.expected(most)
     for blocks, seed in [(1, 4), (2, 5), (2, 6)]:
@@ -251,7 +251,10 @@ def test_all_of_warp_is_emulated():
 
 
 # One thing broken, and how it shows: as other outputs or as what the emulation says.
+FINISH = "finish(sums_at + (warp & 3) * 512, lane, y, outputs, biases, batch, parents);"
 WRONG_SPARSE = {
+    "sums given up early": (f"      {FINISH}\n      come(read, lane);",
+                            f"      come(read, lane);\n      {FINISH}", None),
     "copies not awaited": ("await_copies<AHEAD - 1>()", "await_copies<AHEAD>()", None),
     "copied too early": ("AHEAD = STAGES - 1;", "AHEAD = STAGES;", None),
     "nibbles of the exchange": ("0xf0f0f0f0u : 0x0f0f0f0fu", "0xf0f0f0f0u : 0x0f0f0ff0u", None),
@@ -279,15 +282,21 @@ WRONG_SPARSE = {
 }  # fmt: skip
 
 
+FINISH_TILE = "finish(sums, part, tile, lane, biases, y, batch, parents);"
 WRONG_FULL = {
     "copies not awaited": ("await_copies<AHEAD - 1>()", "await_copies<AHEAD>()", None),
-    "inputs not awaited": ("run < FIRST; run++)", "run < 1; run++)", None),
+    "inputs not awaited": ("KEPT ? KEPT : 2;", "KEPT ? KEPT : 0;", None),
     "inputs dealt otherwise": ("eight ^ lane >> 3", "eight ^ lane >> 2 & 3", None),
     "kept inputs not awaited": ("if (KEPT) await_copies<AHEAD>()", "__syncwarp()", None),
+    "kept inputs with others": ("  if (KEPT) end_of_copies();\n", "", None),
     "samples that are not there": ("there(lane / 4 < batch)", "there(true)",
                                    "copy outside of every"),
     "sums overwritten": ("if (round) await(read, round - 1);", "", None),
     "sums not awaited": ("await(written, round);", "", "all threads wait"),
+    "sums given up early": (f"    {FINISH_TILE}\n    come(read, lane);",
+                            f"    come(read, lane);\n    {FINISH_TILE}", None),
+    "weights asked for elsewhere": ("INPUTS + warp * SLICE, 128)", "INPUTS - 64, 128)",
+                                    "want outside of every array"),
     "a gate for too few": ("make_gate(written, WARPS)", "make_gate(written, WARPS - 1)",
                            "all threads wait"),
     "a gate for too many": ("make_gate(read, FINISHERS)", "make_gate(read, 5)",

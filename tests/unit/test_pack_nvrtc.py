@@ -95,6 +95,15 @@ def test_a_launch_arrives_as_it_was_meant(driver):
         assert told(driver, "extra_seen", ctypes.c_void_p).value is None
 
 
+def test_structures_lie_as_the_driver_has_them():
+    """As cuda.h has CUlaunchConfig and CUlaunchAttribute on machines of 64 bits."""
+    launch, attribute = nvrtc._Launch, nvrtc._Attribute
+    assert [ctypes.sizeof(launch), ctypes.sizeof(attribute)] == [56, 72]
+    assert [launch.block.offset, launch.shared.offset] == [12, 24]
+    assert [launch.stream.offset, launch.attributes.offset, launch.count.offset] == [32, 40, 48]
+    assert attribute.value.offset == 8
+
+
 def test_a_thread_without_a_context_is_given_one(driver):
     kernel, given = nvrtc.Kernel(b"code", "places", 1000, 0), [torch.zeros(1)] * 4 + [1, 2]
     assert told(driver, "retained").value == 1

@@ -60,20 +60,20 @@ __device__ __forceinline__ void add_tile(float (&sums)[8][4], const Tile& now, T
 // The inputs of a warp: runs of 32 of all samples. They come while the first weights are multiplied.
 struct Inputs {
   const number* x;  // what this lane copies of the first run
-  word kept, others;
+  word first_at, others_at;
   bool there;
 
   // Lane 4 s + e copies 16 bytes of sample s, dealt so that samples lie in different banks.
-  __device__ __forceinline__ Inputs(const number* slice, word kept, word others, int batch, int lane)
+  __device__ __forceinline__ Inputs(const number* slice, word first, word others, int batch, int lane)
       : there(lane / 4 < batch) {
     const int sample = lane / 4, eight = lane & 3;
     const word at = sample * 64 + ((eight ^ lane >> 3) << 4);
     x = slice + (there ? sample * INPUTS + eight * 8 : 0);
-    this->kept = kept + at, this->others = others + at;
+    first_at = first + at, others_at = others + at;
   }
 
   __device__ __forceinline__ void fetch(int run) const {
-    copy_if(there, run < KEPT ? kept + run * RUN : others + (run - KEPT) * RUN, x + run * 32);
+    copy_if(there, run < KEPT ? first_at + run * RUN : others_at + (run - KEPT) * RUN, x + run * 32);
   }
 };
 
@@ -135,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const word base = shared_at(memory), sums_at = base + AT_SUMS;
   const word written = base + AT_GATES, read = written + 8;
   let_next_come();
-  if (warp < WARPS) want_first(w, warp, lane);
+  // The weights may still change, but what a warp copies first may be on its way.
+  if (warp < WARPS && lane < 16) want(w + ((size_t)blockIdx.x * 16 + lane) * INPUTS + warp * SLICE, 128);
   if (threadIdx.x == 0) {
     make_gate(written, WARPS);
     make_gate(read, FINISHERS);
@@ -190,7 +191,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       if (t % 2 == 0) run_now = run_next;
       if (t + 1 < TILES) get(t + 1);
       const bool odd = t & 1;
-      add_tile(sums, held[odd], held[!odd], t + 1 < TILES, odd ? run_now.c : run_now.a, odd ? run_now.d : run_now.b);
+      const word x0 = odd ? run_now.c : run_now.a, x1 = odd ? run_now.d : run_now.b;
+      add_tile(sums, held[odd], held[!odd], t + 1 < TILES, x0, x1);
     }
     if (round) await(read, round - 1);
 #pragma unroll

@@ -75,11 +75,6 @@ struct Ring {
   }
 };
 
-// Ask for what a warp will copy first. The weights may still change: this is before it may read.
-__device__ __forceinline__ void want_first(const number* w, int warp, int lane) {
-  if (lane < 16) want(w + ((size_t)blockIdx.x * 16 + lane) * INPUTS + warp * SLICE, AHEAD * 128);
-}
-
 __device__ __forceinline__ words flipped(words w, words tops) {
   constexpr word SIGNS = 0x80008000u;
   return {xor_some(w.a, tops.a, SIGNS), xor_some(w.b, tops.b, SIGNS), xor_some(w.c, tops.c, SIGNS),
@@ -126,7 +121,7 @@ __device__ __forceinline__ Numbers<CHILDREN> load_biases(const number* bias, Min
   } else {
 #pragma unroll
     for (int k = 0; k < CHILDREN; k++)
-      if (mine.child + k < ALPHA) found.pairs[k / 2] |= (word)bias[k] << 16 * (k & 1);
+      if (mine.child + k < ALPHA) found.pairs[k / 2] |= (word)load_one(bias + k) << 16 * (k & 1);
   }
   return found;
 }
@@ -154,10 +149,10 @@ __device__ __forceinline__ void store_outputs(number* y, Mine<CHILDREN> mine, fl
   for (int k = 0; k < CHILDREN; k += 2) all.pairs[k / 2] = rounded(out[k], out[k + 1]);
   y += (size_t)mine.sample * parents * ALPHA + mine.at();
   if (ALPHA == 8) {
-    store_kept(y, all.pairs);
+    store_for_later(y, all.pairs);
   } else {
 #pragma unroll
     for (int k = 0; k < CHILDREN; k++)
-      if (mine.child + k < ALPHA) y[k] = all[k];
+      if (mine.child + k < ALPHA) store_one(y + k, all[k]);
   }
 }

@@ -29,9 +29,9 @@ struct Exchange {
   word swap, turn, mix;
 
   __device__ __forceinline__ explicit Exchange(int lane)
-      : swap(kept(lane & 1 ? 0xf0f0f0f0u : 0x0f0f0f0fu)),
-        turn(kept(lane & 1 ? 28 : 4)),
-        mix(kept(lane & 2 ? 0x3715u : 0x6240u)) {}
+      : swap(pinned(lane & 1 ? 0xf0f0f0f0u : 0x0f0f0f0fu)),
+        turn(pinned(lane & 1 ? 28 : 4)),
+        mix(pinned(lane & 2 ? 0x3715u : 0x6240u)) {}
 
   __device__ __forceinline__ word places(words one, words two) const {
     const word upper = gathered(one.a, one.c, two.a, two.c);  // rows 0 to 7

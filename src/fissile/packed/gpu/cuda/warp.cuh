@@ -42,7 +42,8 @@ __device__ __forceinline__ void copy(word to, const void* from, Once once) {
 
 // The same for what others will read too; zeros where there is nothing.
 __device__ __forceinline__ void copy_if(bool there, word to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+               : "memory");
 }
 
 __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -62,6 +63,10 @@ __device__ __forceinline__ words load(const void* from) {
   return w;
 }
 
+__device__ __forceinline__ unsigned short load_one(const void* from) { return *(const unsigned short*)from; }
+
+__device__ __forceinline__ void store_one(void* to, unsigned short number) { *(unsigned short*)to = number; }
+
 __device__ __forceinline__ void load_pairs(word (&one)[1], const void* from) { one[0] = *(const word*)from; }
 
 __device__ __forceinline__ void load_pairs(word (&two)[2], const void* from) {
@@ -70,21 +75,22 @@ __device__ __forceinline__ void load_pairs(word (&two)[2], const void* from) {
 }
 
 // The next layer will read this: it stays in the cache while weights pass through.
-struct Kept {
+struct Later {
   unsigned long long policy;
 
-  __device__ __forceinline__ Kept() {
+  __device__ __forceinline__ Later() {
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   }
 };
 
-__device__ __forceinline__ void store_kept(void* to, const word (&one)[1]) {
-  asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(to), "r"(one[0]), "l"(Kept().policy) : "memory");
+__device__ __forceinline__ void store_for_later(void* to, const word (&one)[1]) {
+  asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(to), "r"(one[0]), "l"(Later().policy)
+               : "memory");
 }
 
-__device__ __forceinline__ void store_kept(void* to, const word (&two)[2]) {
+__device__ __forceinline__ void store_for_later(void* to, const word (&two)[2]) {
   asm volatile("st.global.L2::cache_hint.v2.u32 [%0], {%1,%2}, %3;" ::"l"(to), "r"(two[0]), "r"(two[1]),
-               "l"(Kept().policy)
+               "l"(Later().policy)
                : "memory");
 }
 
@@ -159,7 +165,7 @@ __device__ __forceinline__ word choose(word first, word second, word third) {
 }
 
 // A number the compiler is not to make anew each time it is needed.
-__device__ __forceinline__ word kept(word number) {
+__device__ __forceinline__ word pinned(word number) {
   asm volatile("" : "+r"(number));
   return number;
 }
