@@ -109,4 +109,5 @@ clean:
 
 .venv/made.stamp:
 	$(PYTHON) -m venv .venv || { echo "fissile needs python3-venv (Debian: apt install python3-venv)"; exit 1; }
+	@$(PIP) pip || true # an older one takes half a minute longer
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,20 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fissile.errors import FissileError
 
-__all__ = ["Move", "carried", "check_optimizer"]
+__all__ = ["Moments", "Move", "carried", "check_optimizer"]
 
 _KNOWN = (SGD, Adam, AdamW)
+
+
+class Moments(Adam):
+    """Adam's moments, kept for others who do the steps.
+
+    Adam itself imports PyTorch's compiler before it takes parameters, which takes over a second.
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take parameters, as Adam does once the compiler is there."""
+        inspect.unwrap(Optimizer.add_param_group)(self, param_group)
 
 
 @dataclass(frozen=True)
@@ -30,9 +42,9 @@ class Move:
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module) -> Optimizer:
     """Return the optimizer, unwrapped; refuse one whose state we could not carry over."""
-    if type(optimizer) not in _KNOWN:  # accelerate wraps the one that holds the state
+    if not _is_known(optimizer):  # accelerate wraps the one that holds the state
         optimizer = getattr(optimizer, "optimizer", optimizer)
-    if type(optimizer) not in _KNOWN:
+    if not _is_known(optimizer):
         known = ", ".join(kind.__name__ for kind in _KNOWN)
         raise FissileError(
             f"cannot carry the state of {type(optimizer).__name__} across the split (known: "
@@ -42,6 +54,10 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> Optimizer:
     if not any(id(p) in held for p in model.parameters()):
         raise FissileError("the optimizer holds none of this model's parameters")
     return optimizer
+
+
+def _is_known(optimizer: Optimizer) -> bool:
+    return type(optimizer) in (*_KNOWN, Moments)
 
 
 def carried(optimizer: Optimizer, moves: Sequence[Move]) -> Callable[[], None]:

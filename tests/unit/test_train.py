@@ -69,10 +69,18 @@ extras = {"safetensors", "rich", "matplotlib", "numba", "triton", "sklearn", "sc
 print(sorted(extras & set(sys.modules)))
 import fissile.sparse, fissile.vision
 print("triton" in sys.modules)
+import torch
+from fissile.bank import Bank, Data, Dense, Expand, Spec
+data = Data(torch.randn(32, 8), torch.arange(32) % 2, torch.randn(8, 8), torch.arange(8) % 2)
+bank = Bank([Spec([8, 4, 1], data)])
+bank.train(1)
+arms = {"dense": Dense(), "child": Expand(2), "fresh": Expand(2, moments="fresh")}
+bank.branch(arms).train(2)
+print("torch._dynamo" in sys.modules)
 """
 
 
-def test_importing_the_core_brings_torch_and_numpy_only_and_kernels_wait():
+def test_the_core_brings_torch_and_numpy_only_and_kernels_and_compilers_wait():
     command = [sys.executable, "-c", IMPORTED]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines() == ["[]", "False"]
+    assert found.stdout.splitlines() == ["[]", "False", "False"]

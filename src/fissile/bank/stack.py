@@ -1,8 +1,8 @@
 """Networks of one shape as one module: every tensor has a leading dimension for the network.
 
-A stack is an ordinary ``fissile.MLP``, dense or expanded, whose parameters are stacked. Its Adam
-object only keeps the moments; the engines do the steps, because every network has its own learning
-rate. Splitting a stack is ``fissile.expand`` on that module.
+A stack is an ordinary ``fissile.MLP``, dense or expanded, whose parameters are stacked. Of
+Adam it keeps the moments alone; the engines do the steps, because every network has its own
+learning rate. Splitting a stack is ``fissile.expand`` on that module.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam
 
 from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Spec
 from fissile.convert import to_masked
 from fissile.expand import dropconnect, expand
 from fissile.network import MLP
+from fissile.optim import Moments
 from fissile.shapes import Float, Int
 
 __all__ = ["Stack", "concatenated", "module_at", "stacked_modules"]
@@ -80,7 +80,7 @@ class Stack:
     """Some networks of a bank that have the same shape and have seen equally many epochs."""
 
     module: nn.Module
-    adam: Adam
+    adam: Moments
     members: Int[Tensor, " networks"]  # their numbers in the bank
     seeds: Int[Tensor, " networks"]
     dials: Dials
@@ -159,7 +159,7 @@ class Stack:
         rows = torch.as_tensor(rows, dtype=torch.long)
         tensors = {name: tensor[rows].clone() for name, tensor in _tensors(self.module)}
         module = _rebuilt(self.module, tensors)
-        adam = Adam(module.parameters())
+        adam = Moments(module.parameters())
         for new, old in zip(module.parameters(), self.module.parameters(), strict=True):
             adam.state[new] = {k: v[rows].clone() for k, v in self.adam.state[old].items()}
         return replace(
@@ -226,9 +226,9 @@ class Snapshot:
     steps: int
 
 
-def fresh_adam(module: nn.Module, networks: int) -> Adam:
-    """Return an Adam that keeps zero moments and a step count for every network."""
-    adam = Adam(module.parameters())
+def fresh_adam(module: nn.Module, networks: int) -> Moments:
+    """Return zero moments and a step count for every network."""
+    adam = Moments(module.parameters())
     for parameter in module.parameters():
         adam.state[parameter] = {"step": torch.zeros(networks, device=parameter.device)} | {
             key: torch.zeros_like(parameter) for key in _MOMENTS
@@ -245,7 +245,7 @@ def concatenated(stacks: Sequence[Stack]) -> Stack:
     module = _rebuilt(
         first.module, {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
     )
-    adam = Adam(module.parameters())
+    adam = Moments(module.parameters())
     olds = zip(*(stack.module.parameters() for stack in stacks), strict=True)
     for new, old in zip(module.parameters(), olds, strict=True):
         states = [stack.adam.state[p] for stack, p in zip(stacks, old, strict=True)]
