@@ -194,7 +194,7 @@ def test_what_a_laptop_has_finished_a_cluster_does_not_repeat(unmanned, tmp_path
 
 
 @pytest.mark.slow
-def test_nobody_outlives_a_driver_that_is_stopped_or_killed(local, tmp_path, undisturbed):
+def test_nobody_outlives_a_driver_that_is_stopped_or_killed(tmp_path, undisturbed):
     # A cluster of the driver's own: by Ctrl-C, then by kill -9.
     process = start(tmp_path)
     wait_for(process, tmp_path, 10)
@@ -213,8 +213,8 @@ def test_nobody_outlives_a_driver_that_is_stopped_or_killed(local, tmp_path, und
         time.sleep(0.1)
     kept = stored(tmp_path)
     assert 20 <= kept < len(WORKS)
-    out = ended(start(tmp_path, "--address", local.address))
-    assert f"{len(WORKS) - kept} trials computed, {kept} found in the store" in out
+    with Store(tmp_path) as store:
+        assert run(WORKS, store) == Tally(found=kept, computed=len(WORKS) - kept)
     assert measures(tmp_path, WORKS) == undisturbed
 
 

@@ -374,6 +374,19 @@ def _step(
     return total
 
 
+# Loops, because assignments to slices may fail in ways that take two seconds to compile.
+@compiled
+def _keep(theta: Array, m: Array, v: Array, kept: Array) -> None:
+    for i in range(len(theta)):
+        kept[0, i], kept[1, i], kept[2, i] = theta[i], m[i], v[i]
+
+
+@compiled
+def _go_back(kept: Array, theta: Array, m: Array, v: Array) -> None:
+    for i in range(len(theta)):
+        theta[i], m[i], v[i] = kept[0, i], kept[1, i], kept[2, i]
+
+
 @compiled
 def _all_finite(values: Array) -> bool:
     odd = 0
@@ -422,7 +435,7 @@ def _train(
     grad_w = scratch.grad[front + neurons :]
     dense, gram, line = scratch.dense, scratch.gram, scratch.line
     for epoch in range(len(keys)):
-        kept[0], kept[1], kept[2] = theta, m, v
+        _keep(theta, m, v, kept)
         fill_order(scratch.order, scratch.outside, keys[epoch], places)
         total = 0.0
         for begin in range(0, samples, how.batch):
@@ -436,7 +449,7 @@ def _train(
                 _add_orthogonal(net, w, grad_w, how.orthogonal, dense, gram, line)
             _adam(theta, m, v, scratch.grad, step, how.lr, how.l2)
         if not abs(total) < np.inf or not _all_finite(theta):
-            theta[:], m[:], v[:] = kept[0], kept[1], kept[2]
+            _go_back(kept, theta, m, v)
             return epoch, done
         done = step
         curves[0, epoch] = _accuracy(net, b, w, test, scratch)
