@@ -21,6 +21,7 @@ __all__ = [
     "LANES",
     "add_dots",
     "compiled",
+    "inner",
     "prefetch",
     "pull",
     "push",
@@ -39,13 +40,22 @@ _R = TypeVar("_R")
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile, hold no lock, and keep NaN and infinity meaningful under fast arithmetic."""
+    return _compiled(function)
+
+
+def inner(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile what compiled functions alone call: a way in for Python takes long to compile."""
+    return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _compiled(function: Callable[_P, _R], **more: bool) -> Callable[_P, _R]:
     options: Any = {
         "nogil": True,
         "cache": True,
         "error_model": "numpy",
         "fastmath": {"reassoc", "contract", "nsz", "arcp"},
     }
-    return cast(Callable[_P, _R], njit(**options)(function))
+    return cast(Callable[_P, _R], njit(**options | more)(function))
 
 
 _tools: Any = cgutils  # it has no types

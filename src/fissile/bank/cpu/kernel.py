@@ -12,6 +12,7 @@ from fissile.bank.cpu.instructions import (
     LANES,
     add_dots,
     compiled,
+    inner,
     prefetch,
     pull,
     push,
@@ -163,7 +164,7 @@ class _How(NamedTuple):
     orthogonal: float
 
 
-@compiled
+@inner
 def _fill_cuts(cut: Array, ptr: Array, col: Array) -> None:
     for r in range(len(ptr) - 1):
         p = np.int64(ptr[r])
@@ -174,7 +175,7 @@ def _fill_cuts(cut: Array, ptr: Array, col: Array) -> None:
             cut[block, r] = p
 
 
-@compiled
+@inner
 def _fill_outgoing(layers: _Layers, ptr: Array, col: Array, scratch: Scratch) -> None:
     """List the weights of all but the first layer by the neuron they come from."""
     outptr, slot, target = scratch.outptr, scratch.slot, scratch.target
@@ -200,7 +201,7 @@ def _fill_outgoing(layers: _Layers, ptr: Array, col: Array, scratch: Scratch) ->
     outptr[0] = 0
 
 
-@compiled
+@inner
 def _gather(tile: Array, x: Array, rows: Array, begin: int, end: int) -> None:
     """Turn some features of the tile's samples on their side."""
     side = CACHE_LINE // x.itemsize
@@ -214,7 +215,7 @@ def _gather(tile: Array, x: Array, rows: Array, begin: int, end: int) -> None:
                 tile[i, k] = x[rows[k], i]
 
 
-@compiled
+@inner
 def _forward(
     net: _Net, b: Array, w: Array, x: Array, tile: Array, rows: Array, scratch: Scratch
 ) -> None:
@@ -244,7 +245,7 @@ def _forward(
         row = end
 
 
-@compiled
+@inner
 def _backward(net: _Net, w: Array, tile: Array, grad: Array, scratch: Scratch) -> None:
     """Add the gradients of the tile's samples, from the delta of the outputs downwards."""
     delta, front = scratch.delta, len(net.scale) + len(net.shift)
@@ -276,7 +277,7 @@ def _backward(net: _Net, w: Array, tile: Array, grad: Array, scratch: Scratch) -
                 _add_sums(grad_b, delta, begin, row, biased)
 
 
-@compiled
+@inner
 def _add_sums(grad: Array, delta: Array, begin: int, end: int, biased: bool) -> None:
     for r in range(begin, end):
         total = delta.dtype.type(0)
@@ -285,7 +286,7 @@ def _add_sums(grad: Array, delta: Array, begin: int, end: int, biased: bool) -> 
         grad[r] += total if biased else delta.dtype.type(0)
 
 
-@compiled
+@inner
 def _add_orthogonal(
     net: _Net, w: Array, grad_w: Array, strength: float, dense: Array, gram: Array, line: Array
 ) -> None:
@@ -311,7 +312,7 @@ def _add_orthogonal(
             grad_w[p] += factor * line[net.col[p]]
 
 
-@compiled
+@inner
 def _add_absolute(net: _Net, w: Array, grad_w: Array, l1: float) -> None:
     """Add the gradient of L1 on W1; a weight of zero has none."""
     row = net.sizes[1 : net.first + 1].sum()
@@ -323,7 +324,7 @@ def _add_absolute(net: _Net, w: Array, grad_w: Array, l1: float) -> None:
         grad[p] += real(l1) * (real(weight[p] > 0) - real(weight[p] < 0))
 
 
-@compiled
+@inner
 def _adam(theta: Array, m: Array, v: Array, grad: Array, step: int, lr: float, l2: float) -> None:
     """Take one step of torch.optim.Adam, with the gradient of L2 added on the way."""
     real = theta.dtype.type
@@ -337,7 +338,7 @@ def _adam(theta: Array, m: Array, v: Array, grad: Array, step: int, lr: float, l
         theta[i] -= rate * (m[i] / (np.sqrt(v[i]) / root + eps))
 
 
-@compiled
+@inner
 def _take(order: Array, begin: int, count: int, y: Array, rows: Array, labels: Array) -> None:
     """Note the tile's samples and labels; a tile that is not full repeats its last sample."""
     for k in range(LANES):
@@ -345,7 +346,7 @@ def _take(order: Array, begin: int, count: int, y: Array, rows: Array, labels: A
         labels[k] = y[rows[k]]
 
 
-@compiled
+@inner
 def _fetch_ahead(order: Array, begin: int, x: Array) -> None:
     """Ask for samples that come next, so that they are in the cache when they do."""
     line = CACHE_LINE // x.itemsize
@@ -354,7 +355,7 @@ def _fetch_ahead(order: Array, begin: int, x: Array) -> None:
             prefetch(x, np.int64(order[i]) * x.shape[1] + feature)
 
 
-@compiled
+@inner
 def _step(
     net: _Net, b: Array, w: Array, train: Samples, begin: int, size: int, scratch: Scratch
 ) -> float:
@@ -375,19 +376,19 @@ def _step(
 
 
 # Loops, because assignments to slices may fail in ways that take two seconds to compile.
-@compiled
+@inner
 def _keep(theta: Array, m: Array, v: Array, kept: Array) -> None:
     for i in range(len(theta)):
         kept[0, i], kept[1, i], kept[2, i] = theta[i], m[i], v[i]
 
 
-@compiled
+@inner
 def _go_back(kept: Array, theta: Array, m: Array, v: Array) -> None:
     for i in range(len(theta)):
         theta[i], m[i], v[i] = kept[0, i], kept[1, i], kept[2, i]
 
 
-@compiled
+@inner
 def _all_finite(values: Array) -> bool:
     odd = 0
     for i in range(len(values)):
@@ -395,7 +396,7 @@ def _all_finite(values: Array) -> bool:
     return odd == 0
 
 
-@compiled
+@inner
 def _accuracy(net: _Net, b: Array, w: Array, test: Samples, scratch: Scratch) -> float:
     """Return the share of test samples that are classified rightly; the first maximum counts."""
     tile, rows = scratch.tile, scratch.rows
@@ -413,7 +414,7 @@ def _accuracy(net: _Net, b: Array, w: Array, test: Samples, scratch: Scratch) ->
     return right / samples
 
 
-@compiled
+@inner
 def _train(
     net: _Net,
     theta: Array,

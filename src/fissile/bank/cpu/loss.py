@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fissile.bank.cpu.instructions import LANES, compiled
+from fissile.bank.cpu.instructions import LANES, inner
 from fissile.bank.cpu.layout import Array
 
 __all__ = ["loss_and_gradient"]
@@ -17,7 +17,7 @@ _LN2 = math.log(2)
 _TAYLOR = tuple(1 / math.factorial(i) for i in range(13, -1, -1))
 
 
-@compiled
+@inner
 def _exp(work: Array, x: int, to: int, bits: Array) -> None:
     """Set work[to] = exp(work[x]) for numbers <= 0: a polynomial that runs in vector registers."""
     power = bits.view(np.float64)
@@ -34,7 +34,7 @@ def _exp(work: Array, x: int, to: int, bits: Array) -> None:
         work[to, k] *= power[k]
 
 
-@compiled
+@inner
 def _loss_of_one(
     tile: Array, y: Array, count: int, samples: int, delta: Array, work: Array, bits: Array
 ) -> float:
@@ -54,7 +54,7 @@ def _loss_of_one(
     return float(total + np.log(product))
 
 
-@compiled
+@inner
 def _loss_of_many(
     tile: Array, y: Array, count: int, samples: int, delta: Array, work: Array, bits: Array
 ) -> float:
@@ -85,7 +85,7 @@ def _loss_of_many(
     return float(total + np.log(product))
 
 
-@compiled
+@inner
 def loss_and_gradient(
     tile: Array, y: Array, count: int, samples: int, delta: Array, work: Array, bits: Array
 ) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from fissile.bank.cpu.instructions import LANES, compiled
+from fissile.bank.cpu.instructions import LANES, inner
 from fissile.bank.cpu.layout import Array
 
 __all__ = ["add_normalized", "normalize"]
 
 
-@compiled
+@inner
 def normalize(
     neurons: Array,
     scale: Array,
@@ -43,7 +43,7 @@ def normalize(
             neurons[r, k] = max(scale[r] * hat[r, k] + shift[r], low)
 
 
-@compiled
+@inner
 def add_normalized(
     delta: Array,
     scale: Array,

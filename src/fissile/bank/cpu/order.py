@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fissile.bank.cpu.instructions import compiled
+from fissile.bank.cpu.instructions import compiled, inner
 from fissile.bank.cpu.layout import Array
 from fissile.order import ROUNDS
 
@@ -16,7 +16,7 @@ _WORD = np.uint64(0xFFFFFFFF)
 _GOLDEN = np.uint64(0x9E3779B9)
 
 
-@compiled
+@inner
 def _mixed(state: Any, word: Any) -> Any:
     """Mix a word into a hash, as `fissile.order.hash32` does."""
     state = ((state ^ word) + _GOLDEN) & _WORD
@@ -59,7 +59,7 @@ def fill_order(order: Array, outside: Array, keys: Array, places: tuple[int, int
             count += order[i] >= samples
 
 
-@compiled
+@inner
 def _place(position: Any, keys: Array, places: tuple[int, int]) -> Any:
     mask, shift = np.uint32(places[0]), np.uint32(places[1])
     for k in range(ROUNDS):
