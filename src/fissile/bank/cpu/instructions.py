@@ -38,17 +38,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def compiled(function: Callable[_P, _R], **more: bool) -> Callable[_P, _R]:
     """Compile, hold no lock, and keep NaN and infinity meaningful under fast arithmetic."""
-    return _compiled(function)
-
-
-def inner(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile what compiled functions alone call: a way in for Python takes long to compile."""
-    return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-
-
-def _compiled(function: Callable[_P, _R], **more: bool) -> Callable[_P, _R]:
     options: Any = {
         "nogil": True,
         "cache": True,
@@ -56,6 +47,11 @@ def _compiled(function: Callable[_P, _R], **more: bool) -> Callable[_P, _R]:
         "fastmath": {"reassoc", "contract", "nsz", "arcp"},
     }
     return cast(Callable[_P, _R], njit(**options | more)(function))
+
+
+def inner(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile what compiled functions alone call: a way in for Python takes long to compile."""
+    return compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 _tools: Any = cgutils  # it has no types
