@@ -15,7 +15,7 @@ from fissile.bank import Dense, DropConnect, Expand
 from fissile.layers import REMOVED
 from fissile.train import Recipe, batches, penalty
 from fissile.vision import ConvNet, Images, Network, train
-from fissile.vision.images import scaled
+from fissile.vision.images import image_order, scaled
 from fissile.vision.job import Job, make_adam
 
 #: The module, whose name the function of the package hides.
@@ -317,3 +317,50 @@ def test_what_cannot_be_trained_is_refused(changes, message):
 def test_odd_networks_are_refused(sizes):
     with pytest.raises(FissileError):
         Network(*sizes)
+
+
+# Mirrored images.
+
+
+def test_half_of_the_images_are_mirrored_anew_in_each_epoch():
+    plain = image_order(3, 1, 1000, mirror=False)
+    orders = [image_order(3, epoch, 1000, mirror=True) for epoch in (1, 2)]
+    assert torch.equal(torch.where(orders[0] < 0, ~orders[0], orders[0]), plain)
+    assert torch.equal(plain, torch.cat(list(batches(1000, 8, 3, 1))))
+    by_image = [torch.zeros(1000, dtype=torch.bool) for _ in orders]
+    for flags, order in zip(by_image, orders, strict=True):
+        flags[~order[order < 0]] = True
+        assert 400 < int(flags.sum()) < 600
+    assert 400 < int((by_image[0] != by_image[1]).sum()) < 600
+
+
+def test_training_on_mirrored_images_is_the_loop_by_hand_to_the_bit():
+    found = train(
+        [NETWORK], IMAGES, {"": Dense()}, recipe=RECIPE, warm_up=1, fine_tune=0, mirror=True
+    )
+    model = ConvNet(NETWORK.projection, NETWORK.neurons, IMAGES.classes, seed=NETWORK.seed)
+    adam = make_adam(model, RECIPE)
+    model.train()
+    for rows in image_order(NETWORK.seed, 0, len(IMAGES.y), mirror=True).split(RECIPE.batch):
+        x = torch.stack([IMAGES.x[~r].flip(1) if r < 0 else IMAGES.x[r] for r in rows.tolist()])
+        y = torch.tensor([int(IMAGES.y[~r if r < 0 else r]) for r in rows.tolist()])
+        loss = nn.functional.cross_entropy(model(scaled(x, *IMAGES.scale())), y)
+        loss = loss + RECIPE.l1 * model.head.layers[0].weight.abs().sum()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    assert same(found[0][""].model, model.eval())
+
+
+def test_an_arm_ends_where_it_has_enough():
+    curves = []
+
+    def enough(curve):
+        curves.append(len(curve))
+        return len(curve) == 3
+
+    found = train(
+        [NETWORK], IMAGES, {"": Dense()}, recipe=RECIPE, warm_up=1, fine_tune=9, enough=enough
+    )
+    assert len(found[0][""].accuracy) == 3
+    assert curves == [2, 3]  # the warm-up is never cut short

@@ -102,6 +102,19 @@ def test_a_nan_is_handed_on():
     assert found[:, :3].isfinite().all()
 
 
+def test_gathering_mirrors_the_rows_below_zero():
+    images = make_images(12, size=8, tests=3)
+    data = Resident(images, DEVICE, torch.float32)
+    order = torch.tensor([7, ~3, 11, ~0], device=DEVICE)
+    x, y = data.batch(4, order, torch.tensor([0, 0], device=DEVICE))
+    flipped = Images(images.x.flip(2), images.y, images.x_test, images.y_test)
+    for place, (row, source) in enumerate([(7, images), (3, flipped), (11, images), (0, flipped)]):
+        one = Resident(source, DEVICE, torch.float32)
+        alone = one.batch(1, torch.tensor([row], device=DEVICE), torch.tensor([0], device=DEVICE))
+        assert torch.equal(x[place], alone[0][0])
+        assert y[place] == images.y[row]
+
+
 def test_gathering_scales_the_bytes_and_lays_out_patches():
     images = make_images(12, size=8, tests=3)
     data = Resident(images, DEVICE, torch.float32)

@@ -10,9 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fissile.order import order
 from fissile.train import Recipe
-from fissile.vision.images import Images
+from fissile.vision.images import Images, image_order
 from fissile.vision.job import Job, Outcome
 from fissile.vision.step import Resident, Step, batch_sizes
 
@@ -30,9 +29,9 @@ class Graphs:
 
     def __init__(
         self, images: Images, recipe: Recipe, device: torch.device, dtype: torch.dtype,
-        together: int,
+        together: int, *, mirror: bool = False,
     ) -> None:  # fmt: skip
-        self.recipe, self.device = recipe, device
+        self.recipe, self.device, self.mirror = recipe, device, mirror
         self.data = Resident(images, device, dtype)
         self.streams = [torch.cuda.Stream(device) for _ in range(together)]
         self.known: set[int] = set()
@@ -105,7 +104,8 @@ class GraphRunner:
         step = self.step
         torch._foreach_copy_(self.before, step.state())
         seed = torch.tensor(self.job.seed, device=self.engine.device)
-        step.order.copy_(order(seed, epoch, len(step.order)))
+        rows = image_order(seed, epoch, len(step.order), mirror=self.engine.mirror)
+        step.order.copy_(rows)
         step.counters[0].zero_()
         step.loss.zero_()
 

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from fissile.errors import FissileError
+from fissile.order import noise, order
 from fissile.shapes import Float, Int
 from fissile.vision.backbone import SHRINKS
 
-__all__ = ["Images"]
+__all__ = ["Images", "image_order", "scaled", "taken"]
+
+#: Added to the number of an epoch, so that images are not mirrored by the numbers that order them.
+_MIRRORS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +69,34 @@ def scaled(
 ) -> Float[Tensor, "batch colours height width"]:
     """Turn bytes into the numbers a network sees."""
     return ((x / 255 - mean) / deviation).permute(0, 3, 1, 2)
+
+
+def image_order(
+    seed: int | Int[Tensor, ""], epoch: int, samples: int, *, mirror: bool
+) -> Int[Tensor, " samples"]:
+    """Return the order of an epoch's images; with ``mirror``, half of them as ``~row``: mirrored.
+
+    >>> image_order(seed=0, epoch=0, samples=5, mirror=True)
+    tensor([-2, -5, -1,  3, -3])
+
+    Which images are mirrored is drawn anew for each epoch.
+    """
+    rows = order(seed, epoch, samples)
+    if not mirror:
+        return rows
+    return torch.where(noise(seed, _MIRRORS + epoch, samples) < 0.5, ~rows, rows)
+
+
+def taken(
+    x: Int[Tensor, "samples height width colours"], rows: Int[Tensor, " batch"]
+) -> Int[Tensor, "batch height width colours"]:
+    """Return the images of these rows; those of ``~row`` are mirrored."""
+    found = x[_rows(rows)]
+    return torch.where((rows < 0).view(-1, 1, 1, 1), found.flip(2), found)
+
+
+def _rows(rows: Tensor) -> Tensor:
+    return torch.where(rows < 0, ~rows, rows)
 
 
 def _bytes(name: str, value: Any) -> Tensor:

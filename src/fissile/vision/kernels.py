@@ -19,9 +19,14 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     images, labels, order, counters, scale, out, target, H: tl.constexpr, W: tl.constexpr,
     ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copy the next images of the order: bytes to numbers, each pixel with its 3x3 neighbours."""
+    """Copy the next images of the order: bytes to numbers, each pixel with its 3x3 neighbours.
+
+    A row below zero, ``~row``, stands for the mirrored image.
+    """
     i = tl.program_id(0)
     row = tl.load(order + tl.load(counters) + i)
+    mirrored = row < 0
+    row = tl.where(mirrored, -1 - row, row)
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.arange(0, ROOM)  # 3 rows x 3 columns x 3 colours; the rest is zero
     colour = entry % 3
@@ -29,7 +34,8 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     x = (pixel % W)[:, None] + (entry // 3 % 3)[None, :] - 1
     real = (pixel < H * W)[:, None] & (entry < 27)[None, :]
     real = real & (y >= 0) & (y < H) & (x >= 0) & (x < W)
-    at = row * (H * W * 3) + (y * W + x) * 3 + colour[None, :]
+    column = tl.where(mirrored, W - 1 - x, x)
+    at = row * (H * W * 3) + (y * W + column) * 3 + colour[None, :]
     value = tl.load(images + at, mask=real, other=0).to(tl.float32)
     factor, shift = tl.load(scale + colour), tl.load(scale + 3 + colour)
     value = tl.where(real, value * factor[None, :] + shift[None, :], 0.0)

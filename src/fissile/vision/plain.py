@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fissile.train import Recipe, batches, penalty, task_loss
-from fissile.vision.images import Images, scaled
+from fissile.train import Recipe, penalty, task_loss
+from fissile.vision.images import Images, image_order, scaled, taken
 from fissile.vision.job import Job, Outcome
 
 __all__ = ["Plain", "PlainRunner"]
@@ -24,8 +24,10 @@ class Plain:
     >>> runner = Plain(images, Recipe(), torch.device("cpu")).start(job)
     """
 
-    def __init__(self, images: Images, recipe: Recipe, device: torch.device) -> None:
-        self.recipe, self.device = recipe, device
+    def __init__(
+        self, images: Images, recipe: Recipe, device: torch.device, *, mirror: bool = False
+    ) -> None:
+        self.recipe, self.device, self.mirror = recipe, device, mirror
         self.x, self.y = images.x.to(device), images.y.to(device)
         self.x_test, self.y_test = images.x_test.to(device), images.y_test.to(device)
         self.mean, self.deviation = (part.to(device) for part in images.scale())
@@ -55,9 +57,10 @@ class PlainRunner:
         self.before = self._snapshot()
         self.loss = torch.zeros((), device=engine.device)
         self.model.train()
-        for rows in batches(len(engine.y), recipe.batch, self.job.seed, epoch):
-            rows = rows.to(engine.device)
-            loss = task_loss(self.model(engine.scaled(engine.x[rows])), engine.y[rows])
+        order = image_order(self.job.seed, epoch, len(engine.y), mirror=engine.mirror)
+        for rows in order.to(engine.device).split(recipe.batch):
+            x, y = taken(engine.x, rows), engine.y[torch.where(rows < 0, ~rows, rows)]
+            loss = task_loss(self.model(engine.scaled(x)), y)
             self.adam.zero_grad()
             (loss + penalty(self.model.head, self.rest)).backward()
             self.adam.step()

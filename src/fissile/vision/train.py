@@ -73,6 +73,8 @@ def train(
     recipe: Recipe | None = None,
     warm_up: int = 25,
     fine_tune: int = 25,
+    mirror: bool = False,
+    enough: Callable[[Sequence[float]], bool] | None = None,
     device: torch.device | str = "cpu",
     side_by_side: int | None = None,
     progress: Callable[[float], None] | None = None,
@@ -91,6 +93,8 @@ def train(
         recipe: as for MLPs; L1 is on the head's W1, L2 on all parameters, the backbone's too.
         warm_up: epochs before the split.
         fine_tune: epochs after it.
+        mirror: half of the training images are mirrored, drawn anew for each epoch.
+        enough: told an arm's accuracies after each epoch; it ends early where this returns True.
         device: on ``"cuda"`` every step is one CUDA graph (needs Triton).
         side_by_side: networks at once on a GPU.
         progress: told the share that is done, 0 to 1, after every epoch.
@@ -124,9 +128,9 @@ def train(
 
     total = len(networks) * (warm_up + fine_tune * len(arms))
     with _device(place):
-        engine = _engine(data, recipe, place, precision, together)
+        engine = _engine(data, recipe, place, precision, together, mirror=mirror)
         try:
-            _run(engine, len(networks), fresh, finish, together, _told(progress, total))
+            _run(engine, len(networks), fresh, finish, together, _told(progress, total), enough)
         finally:
             if place.type == "cuda":  # after Ctrl-C, nothing may be freed while it is in use
                 torch.cuda.synchronize()
@@ -140,6 +144,7 @@ def _run(
     finish: Callable[[Job], list[Job]],
     together: int,
     advance: Callable[[int], None],
+    enough: Callable[[Sequence[float]], bool] | None,
 ) -> None:
     """Keep up to ``together`` jobs at work, an epoch at a time, until none is left."""
     waiting, ready = deque(range(networks)), deque[Job]()
@@ -159,6 +164,8 @@ def _run(
         before = sum(job.epoch for job, _ in active)
         for job, runner in active:
             job.record(runner.outcome())
+            if enough is not None and job.arm is not None and enough(job.accuracy):
+                job.until = job.epoch
             if job.done:
                 runner.close()
                 ready.extend(finish(job))
@@ -188,7 +195,13 @@ def _device(device: torch.device) -> torch.cuda.device | nullcontext[None]:
 
 
 def _engine(
-    data: Images, recipe: Recipe, device: torch.device, precision: str, together: int
+    data: Images,
+    recipe: Recipe,
+    device: torch.device,
+    precision: str,
+    together: int,
+    *,
+    mirror: bool,
 ) -> _Engine:
     if precision not in ("auto", "float32", "bfloat16"):
         raise FissileError(f"unknown precision {precision!r}; use auto, float32 or bfloat16")
@@ -196,10 +209,10 @@ def _engine(
         from fissile.vision.graphs import Graphs
 
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
-        return Graphs(data, recipe, device, dtype, together)
+        return Graphs(data, recipe, device, dtype, together, mirror=mirror)
     if precision == "bfloat16":
         raise FissileError("bfloat16 needs device='cuda' and Triton; use precision='auto'")
-    return Plain(data, recipe, device)
+    return Plain(data, recipe, device, mirror=mirror)
 
 
 def _check(
