@@ -17,7 +17,7 @@ from fissile.lab.trial import Contender, Sampling, Work
 
 MEASURES = (
     "accuracy", "best", "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions",
-    "agreement", "adjusted_rand", "coded",
+    "agreement", "adjusted_rand", "cosine_agreement", "cosine_adjusted_rand", "coded",
 )  # fmt: skip
 THEORY = ("coverage", "collision_ratio", "width")
 

@@ -40,7 +40,7 @@ def test_trials_are_repeatable_and_keep_the_budget():
     assert one.frame.equals(other.frame)
     assert set(one.frame["nonzeros"]) == {264}
     assert list(one.frame["arm"]) == ["dense", "clause-2", "random-2"] * 2
-    assert demo._steps(one) == 157 * (2 * 2 + 6 * 2)
+    assert demo._steps(one) == 782 * (2 * 2 + 6 * 2)
 
 
 def test_ctrl_c_ends_the_demo_in_one_line(tmp_path):

@@ -165,6 +165,23 @@ def test_arms_branch_from_one_warm_up_and_leave_it_alone():
     assert torch.equal(arms.best, arms.accuracy.max(1).values)
 
 
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_some_networks_go_on_without_the_others(engine):
+    sizes = ([8, 6, 1], [8, 4, 1], [8, 6, 1], [8, 6, 1])
+    specs = [Spec(size, blobs(0, 1), seed=s) for s, size in enumerate(sizes)]
+    bank, whole = Bank(specs, engine=engine), Bank(specs, engine=engine)
+    whole.train(until=4)
+    bank.train(until=2)
+    some = bank.select([3, 1])
+    some.train(until=4)
+    assert [member.spec.seed for member in some.members] == [3, 1]
+    for place, number in enumerate((3, 1)):
+        one, other = some.take(place)[0].state_dict(), whole.take(number)[0].state_dict()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert torch.equal(some.accuracy[place], whole.accuracy[number, 2:])
+    assert bank.accuracy.shape == (4, 2)
+
+
 def test_a_network_goes_out_trains_alone_and_comes_back():
     data = blobs(0, 1)
     spec = Spec([8, 6, 1], data, seed=3, recipe=Recipe(lr=1e-2, batch=16))

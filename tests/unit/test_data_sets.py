@@ -11,7 +11,7 @@ from labelled import features, images
 
 from fissile import FissileError
 from fissile.data import sets
-from fissile.data.sets import Labelled, chunks
+from fissile.data.sets import Labelled, chunks, mean_length
 
 BAD = {
     "one label per sample": lambda d: replace(d, y=d.y[:-1]),
@@ -117,6 +117,31 @@ def test_images_become_rows_from_0_to_1():
     np.testing.assert_array_equal(flat.x, data.x.reshape(20, -1) / np.float32(255))
     assert (flat.x_test.min(), flat.x_test.max()) == (0, 1)
     assert features().flat().x.dtype == np.float16
+
+
+def test_features_are_brought_to_another_scale():
+    data = features(train=40, test=20)
+    x = data.x.astype(np.float64)
+    lengths = np.linalg.norm(x, axis=1)
+    assert data.scaled("raw") is data
+    assert mean_length(data.x) == pytest.approx(lengths.mean(), rel=1e-5)
+    unit, ten, standard = (data.scaled(name) for name in ("unit", "length-10", "standard"))
+    np.testing.assert_allclose(np.linalg.norm(unit.x_test, axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(unit.x, x / lengths[:, None], rtol=1e-5, atol=1e-6)
+    assert mean_length(ten.x) == pytest.approx(10, rel=1e-5)
+    np.testing.assert_allclose(ten.x_test / 10 * lengths.mean(), data.x_test, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(standard.x.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(standard.x.std(0), 1, rtol=1e-5)
+    shifted = (data.x_test - x.mean(0)) / x.std(0)  # by the training set alone
+    np.testing.assert_allclose(standard.x_test, shifted, rtol=1e-3, atol=1e-4)
+
+
+def test_samples_and_features_without_a_scale_stay_finite():
+    data = features(train=40, test=20)
+    x = np.array(data.x)
+    x[0], x[:, 1] = 0, 0
+    for name in ("unit", "length-10", "standard"):
+        assert np.isfinite(replace(data, x=x).scaled(name).x).all()
 
 
 def test_fewer_classes_are_among_more():

@@ -84,6 +84,19 @@ def test_a_split_at_once_has_a_curve_too():
     assert np.isnan(outcome.measures["warm"])
 
 
+@pytest.mark.parametrize("scaling", ["unit", "length-10", "standard"])
+def test_features_are_scaled_before_networks_see_them(scaling):
+    held = catalogue.load("generated")
+    task = replace(DATA, scaling=scaling)
+    found = compute([replace(trial(), task=task)])[0].measures
+    with classifier.provided("generated", held.scaled(scaling), "scaled"):
+        alone = compute([trial()])[0].measures
+    assert found == alone
+    assert found != compute([trial()])[0].measures
+    assert trial().key == replace(trial(), task=replace(DATA, scaling="raw")).key
+    assert len({replace(DATA, scaling=one) for one in ("raw", scaling)}) == 2
+
+
 def test_validation_never_sees_the_test_set():
     held = catalogue.load("generated")
     spec = classifier.Classifiers("cpu").spec(replace(trial(), task=Features("generated", 0, True)))

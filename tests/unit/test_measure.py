@@ -311,6 +311,28 @@ def test_recovery_of_a_stack_is_that_of_each(size):
         assert alone.adjusted_rand == stack.adjusted_rand[i]
 
 
+@pytest.mark.parametrize("rows", ["raw", "unit", "cosine"])
+def test_recovery_by_other_rows_of_a_stack_is_that_of_each(rows):
+    generator = torch.Generator().manual_seed(0)
+    weight, groups = torch.randn(3, 5, 12, generator=generator), torch.arange(12) // 4
+    stack = measure.recovery(weight, groups, stacked([seeded(i) for i in range(3)]), rows=rows)
+    for i, single in enumerate(weight):
+        alone = measure.recovery(single, groups, seeded(i), rows=rows)
+        assert alone == (stack.agreement[i], stack.adjusted_rand[i])
+
+
+def test_absolute_cosines_do_not_see_how_large_weights_are():
+    groups = torch.arange(12) // 4
+    codes = torch.eye(3).repeat_interleave(4, 1) * torch.tensor([1.0, -1.0]).repeat(6)
+    sizes = torch.tensor([1.0, 30.0, 0.1, 5.0]).repeat(3)
+    found = [
+        float(measure.recovery(codes * sizes, groups, seeded(0), rows=rows).adjusted_rand)
+        for rows in ("raw", "cosine")
+    ]
+    assert found[0] < 1
+    assert found[1] == 1
+
+
 # --- degenerate inputs
 
 
@@ -451,6 +473,7 @@ def test_wrong_shapes_have_clear_messages_without_a_checker():
         (lambda: unhooked.collisions(weight, bias, x, on[1:], satisfied), "x .* must both end"),
         (lambda: unhooked.collisions(weight, bias, x, on, satisfied[1:]), "satisfied .* must end"),
         (lambda: unhooked.adjusted_rand(torch.arange(3), torch.arange(4)), "same inputs"),
+        (lambda: unhooked.gram_clusters(weight, 2, seeded(0), rows="sign"), "raw, unit, cosine"),
     ]
     for call, message in cases:
         with pytest.raises(FissileError, match=message):

@@ -173,6 +173,25 @@ class Bank:
             for stack in self._stacks
             for number, arm in enumerate(arms.values())
         ]
+        return self._like(members, stacks)
+
+    def select(self, numbers: Sequence[int]) -> Bank:
+        """Return a bank of some of the networks, in this order; this bank stays as it is.
+
+        >>> bank.select([3, 5]).train(until=100)  # the others need no more
+        """
+        place = {number: i for i, number in enumerate(numbers)}
+        stacks = []
+        for stack in self._stacks:
+            rows = [row for row, number in enumerate(stack.members.tolist()) if number in place]
+            if rows:
+                part = stack.select(rows)
+                part.members = torch.tensor([place[number] for number in part.members.tolist()])
+                stacks.append(part)
+        return self._like([self.members[number] for number in numbers], stacks)
+
+    def _like(self, members: list[Member], stacks: list[Stack]) -> Bank:
+        """Return a bank of other networks on the same device."""
         bank = Bank.__new__(Bank)
         bank._configure(self.device, self.dtype, self.engine)
         bank._begin(members, stacks)

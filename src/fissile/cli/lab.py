@@ -224,7 +224,7 @@ def _cost(study: Study, scale: str, store: Store | None) -> str:
     """Say how many trials a scale has, how long they take, and how many are done."""
     asked = [] if store is None else store.runs()  # newest first; it knows which arrays were here
     changes = next((r.changes for r in asked if (r.study, r.scale) == (study.id, scale)), {})
-    works = study.works(scale, changes=changes)
+    works = study.everything(scale, changes=changes)
     done = 0 if store is None else len(store.finished(work.key for work in works))
     cost = f"{len(works):,}, {duration(sum(work.cost for work in works))}"
     return f"{cost}, {100 * done // len(works)} % done" if done else cost

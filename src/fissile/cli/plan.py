@@ -107,7 +107,9 @@ def _open(
     works: dict[str, list[Work]] = {}
     for study in studies:
         known = {name: value for name, value in changes.items() if name in study.settings}
-        works[study.id] = study.works(scale, trials, _noted(store, study, scale, known) | known)
+        works[study.id] = study.everything(
+            scale, trials, _noted(store, study, scale, known) | known
+        )
     wanted = set(cells([work for each in works.values() for work in each], only))
     if store is None:
         return {study: [w for w in each if w in wanted] for study, each in works.items()}

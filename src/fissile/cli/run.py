@@ -167,7 +167,9 @@ def _asked(
     # A setting that only some studies have changes those; one that none has is a mistake.
     for name in set(changed) - {name for one in runs for name in one.changes}:
         chosen[0].works(scale, trials, {name: changed[name]})
-    works = [w for one in runs for w in STUDIES[one.study].works(one.scale, trials, one.changes)]
+    works = [
+        w for one in runs for w in STUDIES[one.study].everything(one.scale, trials, one.changes)
+    ]
     return runs, works
 
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fissile.errors import FissileError, whole
 
-__all__ = ["Labelled", "chunks", "pixels"]
+__all__ = ["Labelled", "Scaling", "chunks", "mean_length", "pixels"]
+
+#: How features may be scaled; see :meth:`Labelled.scaled`.
+Scaling = Literal["raw", "unit", "length-10", "standard"]
 
 _CHUNK = 2**24  # bytes looked at in one go: a mapped file is never in memory as a whole
+_LEAST = 1e-12  # a row this short has no direction
 _ORDER = 2026  # seeds the one order in which classes join a subset
 
 
@@ -102,6 +106,27 @@ class Labelled:
             return self
         return replace(self, x=pixels(self.x), x_test=pixels(self.x_test))
 
+    def scaled(self, scaling: Scaling) -> Labelled:
+        """Return features at another scale, in single precision and in memory.
+
+        >>> data.scaled("unit")  # every sample divided by its length
+        >>> data.scaled("length-10")  # one factor: training samples have a mean length of 10
+        >>> data.scaled("standard")  # each feature: mean 0 and deviation 1 over the training set
+        """
+        if scaling == "raw":
+            return self
+        x, x_test = (np.asarray(one, dtype=np.float32) for one in (self.x, self.x_test))
+        if scaling == "unit":
+            x, x_test = (one / np.maximum(_lengths(one), _LEAST) for one in (x, x_test))
+        elif scaling == "length-10":
+            factor = np.float32(10 / max(mean_length(x), _LEAST))
+            x, x_test = x * factor, x_test * factor
+        else:
+            mean, deviation = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+            deviation[deviation < _LEAST] = 1  # a feature that never changes says nothing
+            x, x_test = (((one - mean) / deviation).astype(np.float32) for one in (x, x_test))
+        return replace(self, x=x, x_test=x_test)
+
     def some_classes(self, count: int) -> Labelled:
         """Only `count` of the classes, renumbered; fewer are always among more.
 
@@ -151,6 +176,20 @@ def chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     rows = max(1, _CHUNK // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
         yield array[start : start + rows]
+
+
+def mean_length(x: NDArray[Any]) -> float:
+    """Return the mean length of the rows.
+
+    >>> mean_length(np.array([[3.0, 4.0], [0.0, 1.0]]))
+    3.0
+    """
+    return float(sum(_lengths(part).sum(dtype=np.float64) for part in chunks(x)) / len(x))
+
+
+def _lengths(x: NDArray[Any]) -> NDArray[Any]:
+    lengths: NDArray[Any] = np.linalg.norm(x.astype(np.float32), axis=1, keepdims=True)
+    return lengths
 
 
 def pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:

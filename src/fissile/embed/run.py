@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fissile.data.features import read_features, write_features
-from fissile.data.sets import Labelled, chunks
+from fissile.data.sets import Labelled, chunks, mean_length
 from fissile.embed.encoders import Encoder
 from fissile.embed.encoders import encoder as find_encoder
 from fissile.embed.part import Part, sweep
@@ -213,6 +213,7 @@ def _write(
     if pca is not None:
         rows = _projected(part, rows, pca, dtype)
         about.append(f"PCA {pca}")
+    about.append(f"mean length {mean_length(rows['train']):.3g}")
     y, y_test = (np.asarray(source.splits[split].labels) for split in ("train", "test"))
     encoder = f"{', '.join(about)} (fissile {__version__})"
     write_features(to, Labelled(rows["train"], y, rows["test"], y_test, source.names, encoder))

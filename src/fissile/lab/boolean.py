@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 
@@ -74,7 +76,8 @@ class Formulas:
 
 _NAMES = (
     "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions", "agreement",
-    "adjusted_rand", "coded",
+    "adjusted_rand", "coded", "unit_agreement", "unit_adjusted_rand", "cosine_agreement",
+    "cosine_adjusted_rand",
 )  # fmt: skip
 
 
@@ -84,7 +87,10 @@ def _interference(group: Group, formulas: Formulas) -> list[Tensor]:
     assert bias is not None
     clauses = formulas.tests[group.specs[0].data.key()][0].formula.groups
     seeds = torch.tensor([spec.seed for spec in group.specs])
-    recovered = measure.recovery(group.w1, clauses, seeded(seeds))
+    raw, unit, cosine = (
+        measure.recovery(group.w1, clauses, seeded(seeds), rows=rows)
+        for rows in get_args(measure.Rows)
+    )
     absolute = measure.cosine(group.w1, absolute=True)
     directed = (group.w1 != 0).any(-1).sum(-1).clamp(min=1)  # a neuron without weights has no angle
     return [
@@ -93,9 +99,10 @@ def _interference(group: Group, formulas: Formulas) -> list[Tensor]:
         absolute,
         (1 + (directed - 1) * absolute) / directed,  # each neuron compared with itself too
         _collisions(group, bias, formulas),
-        recovered.agreement,
-        recovered.adjusted_rand,
+        *raw,
         measure.coded_clauses(group.w1, bias, out, clauses),
+        *unit,
+        *cosine,
     ]
 
 

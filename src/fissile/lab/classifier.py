@@ -114,7 +114,7 @@ class Classifiers:
                 found = found.some_classes(task.classes)
             if task.validation:
                 found = found.held_out(HELD_OUT)
-            self._made[task] = self._held(found.flat())
+            self._made[task] = self._held(found.flat().scaled(task.scaling))
         return self._made[task]
 
     def _held(self, found: Labelled) -> Data:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.classifier import Classifiers, load
 from fissile.lab.contender import Contender
 from fissile.lab.contest import contest
+from fissile.lab.converged import Plateau, length, limit, plateau
 from fissile.lab.sampling import sampled
 from fissile.lab.task import Boolean, Images
 from fissile.lab.trial import Arm, Sampling, Trial, Work
@@ -65,6 +66,9 @@ def compute(
         found = [Outcome(work, came_to[work], 0.0) for work in contenders]
     elif not trials:
         found = [Outcome(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)]
+    elif trials[0].arm.split == "converged":
+        images = isinstance(trials[0].task, Images)
+        found = (_images_trained_on if images else _trained_on)(trials, device, on_steps)
     elif isinstance(trials[0].task, Images):
         found = _convolutional(trials, device, on_steps, on_outcomes)
     else:
@@ -96,11 +100,16 @@ class _Bench(Protocol):
     def arrays(self, bank: Bank, row: int, before: Tensor) -> dict[str, Tensor]: ...
 
 
+def _bank(networks: Sequence[Trial], device: str) -> tuple[_Bench, Bank]:
+    boolean = isinstance(networks[0].task, Boolean)
+    bench: _Bench = Formulas() if boolean else Classifiers(device)
+    return bench, Bank([bench.spec(network) for network in networks], device=device)
+
+
 def _on_bank(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> list[Outcome]:
     networks, arms = _grid(trials)
     first = networks[0]
-    bench: _Bench = Formulas() if isinstance(first.task, Boolean) else Classifiers(device)
-    bank = Bank([bench.spec(network) for network in networks], device=device)
+    bench, bank = _bank(networks, device)
     warm_up, fine_tune = first.warm_up, first.fine_tune
     share = _Share(on_steps, len(networks) * warm_up + len(trials) * fine_tune)
     bank.train(until=warm_up, progress=share)
@@ -124,6 +133,68 @@ def _on_bank(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> 
         arrays = bench.arrays(branched, row, before[row // len(arms)]) if trial.pictures else {}
         outcomes.append(Outcome(trial, measures, 0.0, arrays))
     return outcomes
+
+
+def _trained_on(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> list[Outcome]:
+    """Train dense networks until each has converged; how long the others take does not matter."""
+    warm_up, size = trials[0].warm_up, length(trials[0].warm_up)
+    bank = _bank(trials, device)[1]
+    weights = bank.nonzeros.tolist()
+    curves, found = [list[float]() for _ in trials], dict[int, Plateau]()
+    left, epoch = list(range(len(trials))), warm_up
+    while left:
+        bank.train(until=epoch)
+        for number, curve in zip(left, bank.accuracy.tolist(), strict=True):
+            curves[number] += curve
+            flat = plateau(curves[number], warm_up)
+            # A network that has diverged learns no more.
+            if flat is not None or not all(map(isfinite, curves[number][-1:])):
+                found[number] = flat or Plateau(_last(curves[number]), epoch, rising=False)
+        rest = [place for place, number in enumerate(left) if number not in found]
+        left = [left[place] for place in rest]
+        if left:
+            bank, epoch = bank.select(rest), epoch + size
+        if on_steps is not None:
+            on_steps(len(found) / len(trials))
+    return [
+        Outcome(trial, _criterion(curves[number], found[number], warm_up, int(counted)), 0.0)
+        for number, (trial, counted) in enumerate(zip(trials, weights, strict=True))
+    ]
+
+
+def _images_trained_on(
+    trials: Sequence[Trial], device: str, on_steps: OnSteps | None
+) -> list[Outcome]:
+    """Train dense networks behind a backbone until each has converged."""
+    warm_up = trials[0].warm_up
+    trained = _behind_backbones(
+        trials,
+        {"converged": Dense()},
+        device,
+        fine_tune=limit(warm_up) - warm_up,
+        enough=lambda curve: plateau(curve, warm_up) is not None,
+        progress=on_steps,
+    )
+    outcomes = []
+    for trial, arms in zip(trials, trained, strict=True):
+        one = arms["converged"]
+        curve = [value for value in one.accuracy if isfinite(value)]
+        flat = plateau(curve, warm_up) or Plateau(_last(curve), len(curve), rising=False)
+        outcomes.append(Outcome(trial, _criterion(curve, flat, warm_up, one.nonzeros), 0.0))
+    return outcomes
+
+
+def _criterion(
+    curve: Sequence[float], flat: Plateau, warm_up: int, weights: int
+) -> dict[str, float]:
+    """Return the accuracy at the split and when converged, and the epochs that took."""
+    return {
+        "nonzeros": float(weights),
+        "accuracy": flat.accuracy,
+        "warm": curve[warm_up - 1] if 0 < warm_up <= len(curve) else nan,
+        "epochs": float(flat.epochs),
+        "rising": float(flat.rising),
+    }
 
 
 class _Share(quiet):
@@ -168,15 +239,12 @@ def _convolutional(
     on_steps: OnSteps | None,
     on_outcomes: OnOutcomes | None,
 ) -> list[Outcome]:
-    from fissile import vision
-
     networks, arms = _grid(trials)
-    first, held = networks[0], load(_images(networks[0]))
     wanted = {(trial.network(), repr(trial.arm)): trial for trial in trials}
     outcomes: list[Outcome] = []
     begin = time.perf_counter()
 
-    def finished(number: int, arm: str, one: vision.Trained) -> None:
+    def finished(number: int, arm: str, one: Trained) -> None:
         """Take a network of one arm; once it has all its arms, it is worth keeping.
 
         On a GPU a warm-up that is done again is not the same to the last bit: arms that are
@@ -189,18 +257,34 @@ def _convolutional(
             taken = time.perf_counter() - begin
             on_outcomes([replace(found, seconds=taken / len(outcomes)) for found in own])
 
-    vision.train(
-        [vision.Network(_images(one).projection, one.neurons, one.number) for one in networks],
-        vision.Images(*map(torch.tensor, (held.x, held.y, held.x_test, held.y_test))),
-        {repr(arm): bank_arm(arm, first) for arm in arms},
-        recipe=first.recipe,
-        warm_up=first.warm_up,
-        fine_tune=first.fine_tune,
-        device=device,
+    _behind_backbones(
+        networks,
+        {repr(arm): bank_arm(arm, networks[0]) for arm in arms},
+        device,
+        fine_tune=networks[0].fine_tune,
         progress=on_steps,
         on_trained=finished,
     )
     return sorted(outcomes, key=lambda one: trials.index(one.work))
+
+
+def _behind_backbones(
+    networks: Sequence[Trial], arms: dict[str, BankArm], device: str, **how: Any
+) -> list[dict[str, Trained]]:
+    """Train networks of one task and recipe behind their backbones."""
+    from fissile import vision
+
+    first, held = networks[0], load(_images(networks[0]))
+    return vision.train(
+        [vision.Network(_images(one).projection, one.neurons, one.number) for one in networks],
+        vision.Images(*map(torch.tensor, (held.x, held.y, held.x_test, held.y_test))),
+        arms,
+        recipe=first.recipe,
+        warm_up=first.warm_up,
+        mirror=_images(first).mirror,
+        device=device,
+        **how,
+    )
 
 
 def _network_of(outcome: Outcome) -> Work:

@@ -34,9 +34,11 @@ def contest(
         found = found.some_classes(first.task.classes)
     arena = _Arena(first, device, on_steps)
     cells = list(dict.fromkeys(one.network() for one in contenders))
-    chosen = arena.searched(cells, found.held_out(HELD_OUT).flat())
+    scaling = first.task.scaling
+    chosen = arena.searched(cells, found.held_out(HELD_OUT).flat().scaled(scaling))
     numbers = sorted({one.number for one in contenders})
-    tested = arena.tested(cells, [plan for plan, _, _ in chosen], numbers, found.flat())
+    plans = [plan for plan, _, _ in chosen]
+    tested = arena.tested(cells, plans, numbers, found.flat().scaled(scaling))
     measures = {}
     for one in contenders:
         cell = cells.index(one.network())

@@ -102,7 +102,7 @@ def network_bytes(trial: Trial) -> int:
     found += weights if alpha > 1 else 0  # a byte for each weight: its owner
     if isinstance(trial.task, Images):
         return found + _backbone_bytes(trial.task, trial.recipe.batch)
-    if isinstance(trial.task, Boolean) and trial.arm.split == "dense":
+    if isinstance(trial.task, Boolean) and trial.arm.unsplit:
         found += _FLOAT * (trial.task.train + trial.task.test) * trial.task.literals
     return found
 

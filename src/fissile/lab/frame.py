@@ -34,6 +34,8 @@ LABELS = {
     "collisions": "Edge collision rate",
     "agreement": "Pairwise agreement",
     "adjusted_rand": "Adjusted Rand index",
+    "cosine_agreement": "Pairwise agreement, by |cosine|",
+    "cosine_adjusted_rand": "Adjusted Rand index, by |cosine|",
     "coded": "Clauses with a code",
     "neurons": "Hidden neurons before the split",
     "clauses": "Clauses",

@@ -180,12 +180,12 @@ def _shape(trial: Trial) -> object:
     task, arm = trial.task, trial.arm
     size = task.literals if isinstance(task, Boolean) else task
     how = arm if arm.split in _SLOW else arm.alpha  # splits differ in which weights they keep
-    return size, trial.neurons, trial.embedding, trial.depth, arm.split == "dense", how
+    return size, trial.neurons, trial.embedding, trial.depth, arm.unsplit, how
 
 
 def _steps(trial: Trial) -> int:
     """Count the steps of a network; the warm-up, which all arms share, counts for the dense one."""
-    epochs = trial.fine_tune + (trial.warm_up if trial.arm.split == "dense" else 0)
+    epochs = trial.tuned + (trial.warm_up if trial.arm.unsplit else 0)
     return epochs * -(-trial.task.samples // trial.recipe.batch)
 
 

@@ -24,12 +24,13 @@ import fissile
 from fissile.errors import FileError, FissileError, needs
 from fissile.lab import plots
 from fissile.lab.beside import FAR, MISSING, Table, table, table_rows
+from fissile.lab.claims import Verdict
 from fissile.lab.frame import labelled
 from fissile.lab.markdown import SYMBOLS, claims_markdown, tables_markdown
 from fissile.lab.results import Results, latest, load
 from fissile.lab.stats import LEVEL
 from fissile.lab.store import Store
-from fissile.lab.studies import find
+from fissile.lab.studies import CRITERION, find
 from fissile.lab.study import (
     Curves,
     Equivalence,
@@ -155,6 +156,12 @@ class _Section:
         """Tell whether the run was asked for anything but what its scale has."""
         run, scale = self.results.run, self.results.study.scales[self.results.run.scale]
         return bool(run.told) or run.trials not in (None, scale.trials)
+
+    @property
+    def warm_up(self) -> Verdict | None:
+        """The verdict on the paper's criterion, if there is one."""
+        found = (verdict for claim, verdict in self.results.verdicts if claim == CRITERION)
+        return next((verdict for verdict in found if verdict.status != "no data"), None)
 
     @property
     def diverged(self) -> int:

@@ -27,17 +27,23 @@ __all__ = ["Results", "judged", "latest", "load", "readable"]
 
 @dataclass(frozen=True)
 class Results:
-    """The finished trials of one run of a study."""
+    """The finished trials of one run of a study.
+
+    Networks that trained until they converged are kept apart: a run is complete without them.
+    """
 
     study: Study
     run: Run
     works: Sequence[Work]
     rows: Sequence[Row]
+    converged: Sequence[Work] = ()
+    converged_rows: Sequence[Row] = ()
 
     @cached_property
     def frame(self) -> DataFrame:
         """One row for each finished trial, gains over dense included."""
-        return table(self.works, {row.key: row.measures for row in self.rows})
+        held = {row.key: row.measures for row in [*self.rows, *self.converged_rows]}
+        return table([*self.works, *self.converged], held)
 
     @cached_property
     def verdicts(self) -> list[tuple[Claim, Verdict]]:
@@ -143,7 +149,9 @@ def load(store: Store, run: Run) -> Results:
     """
     study = STUDIES[run.study]
     works = study.works(run.scale, run.trials, run.changes)
-    return Results(study, run, works, store.rows([work.key for work in works]))
+    converged = study.converged(run.scale, run.changes)
+    rows, more = (store.rows([work.key for work in part]) for part in (works, converged))
+    return Results(study, run, works, rows, converged, more)
 
 
 def readable(run: Run) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fissile.errors import FissileError, whole
 from fissile.lab.claims import Claim
-from fissile.lab.trial import Arm, Contender, Sampling, Work, changed, settings
+from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work, changed, settings
 
 __all__ = [
     "SCALES",
@@ -179,6 +179,31 @@ class Study:
             for work in self._arms_of(setting, number)
         ]
         return list(dict.fromkeys(found))
+
+    def converged(self, scale: str, changes: Mapping[str, object] | None = None) -> list[Work]:
+        """Return, for each cell, the dense network of trial 0, trained until it has converged.
+
+        >>> len(study.converged("smoke"))
+        1
+
+        Cells that are split at another time than half way are left out: the paper's criterion is
+        about the warm-up of its recipe.
+        """
+        found = [
+            self._changed(replace(setting, arm=Arm("converged"), pictures=False), changes)
+            for setting in self.scales[scale].settings
+            if isinstance(setting, Trial) and setting.warm_up == setting.fine_tune
+        ]
+        return list(dict.fromkeys(found))
+
+    def everything(
+        self,
+        scale: str,
+        trials: int | None = None,
+        changes: Mapping[str, object] | None = None,
+    ) -> list[Work]:
+        """Return what a run of the study computes: its trials, and its converged networks."""
+        return self.works(scale, trials, changes) + self.converged(scale, changes)
 
     def _changed(self, work: Work, changes: Mapping[str, object] | None) -> Work:
         try:

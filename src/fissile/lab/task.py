@@ -7,7 +7,9 @@ from typing import Any, get_args
 
 from fissile.data import Formula, Negatives, Others
 from fissile.data.entries import ENTRIES, Entry
+from fissile.data.sets import Scaling
 from fissile.errors import FissileError, whole
+from fissile.lab.keys import LATER
 
 __all__ = [
     "HELD_OUT",
@@ -95,6 +97,11 @@ class Features:
         data: its name in the catalogue.
         classes: keep so many classes, of nested subsets; 0 keeps all.
         validation: test on a part of the training set, and never see the test set.
+        scaling: how features are scaled before a network sees them; the paper does not say.
+            ``raw``: as their file has them; ``unit``: every sample divided by its length;
+            ``length-10``: all multiplied by one number, so that training samples have a mean length
+            of 10, which is about what CLIP's have; ``standard``: each feature to mean 0 and
+            deviation 1 over the training set.
         fingerprint: of the arrays that were found; results on other arrays are other results.
         encoder: what made these arrays, as their file says; the catalogue's word if it does not.
     """
@@ -104,9 +111,11 @@ class Features:
     validation: bool = False
     fingerprint: str = ""
     encoder: str = field(default="", metadata={"label": True}, compare=False)
+    scaling: Scaling = field(default="raw", metadata=LATER)
 
     def __post_init__(self) -> None:
         whole("classes", self.classes, least=0)
+        one_of("scaling", self.scaling, get_args(Scaling))
         if self.classes > self.entry.classes or self.classes == 1:
             raise FissileError(
                 f"{self.data} has {self.entry.classes} classes; classes={self.classes} cannot be "
@@ -136,6 +145,7 @@ class Features:
             "encoder": self.encoder or self.entry.encoder or "none",
             "classes": self.outputs,
             "validation": self.validation,
+            "scaling": self.scaling,
         }
 
     def described(self) -> dict[str, object]:
@@ -144,6 +154,7 @@ class Features:
         return {
             "Data": self.data,
             "Features": self.encoder or self.entry.encoder or "none",
+            "Scaling of features": self.scaling,
             "Classes": self.outputs,
             "Tested on": tested,
         }
@@ -154,11 +165,14 @@ class Images:
     """Images of the catalogue, seen through a convolutional backbone that learns with the head.
 
     >>> Images("cifar100", projection=512)
+
+    With ``mirror``, half of the training images are mirrored, drawn anew for each epoch.
     """
 
     data: str = "cifar100"
     projection: int = 256
     fingerprint: str = ""
+    mirror: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         whole("projection", self.projection, least=1)
@@ -181,11 +195,15 @@ class Images:
 
     def columns(self) -> dict[str, object]:
         """Return the task as columns of a table."""
-        return {"data": self.data, "projection": self.projection}
+        return {"data": self.data, "projection": self.projection, "mirror": self.mirror}
 
     def described(self) -> dict[str, object]:
         """Return what a report tells of the task."""
-        return {"Data": self.data, "Projection": self.projection}
+        return {
+            "Data": self.data,
+            "Projection": self.projection,
+            "Mirrored images": "half of them" if self.mirror else "none",
+        }
 
 
 Task = Boolean | Features | Images

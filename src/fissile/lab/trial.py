@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 from fissile.errors import FissileError, whole
 from fissile.lab import cost
 from fissile.lab.contender import Contender
+from fissile.lab.converged import EPOCHS
 from fissile.lab.keys import LATER, REVISION, key_of
 from fissile.lab.task import Boolean, Features, Images, Task, one_of, task_from
 from fissile.theory import RandomSparse
@@ -45,6 +46,8 @@ class Arm:
     Three arms are no splits: ``overlapping``, whose children share inputs; ``dropconnect``, with a
     fresh mask at every step; and ``dynamic``, a random split whose masks move: every so many steps
     a fraction of the weights dies, and as many ``grow`` at random or where the gradient is large.
+    ``converged`` stays dense and trains on until its accuracy no longer rises: see
+    :mod:`fissile.lab.converged`.
     """
 
     split: str = "dense"
@@ -64,6 +67,11 @@ class Arm:
         one_of("grow", self.grow, get_args(Grow))
         if not 0 < self.fraction <= 1:
             raise FissileError(f"fraction={self.fraction!r} is not a share between 0 and 1")
+
+    @property
+    def unsplit(self) -> bool:
+        """Tell whether the network stays as it is."""
+        return self.split in ("dense", "converged")
 
     @property
     def name(self) -> str:
@@ -137,8 +145,11 @@ class Trial:
         return key_of(self)
 
     def network(self) -> Trial:
-        """Return the dense network that all arms of this trial go on from."""
-        return replace(self, arm=Arm())
+        """Return the dense network that all arms of this trial go on from.
+
+        A network that trains until it has converged is on its own: it takes its own time.
+        """
+        return self if self.arm.split == "converged" else replace(self, arm=Arm())
 
     def batch_key(self) -> tuple[object, ...]:
         """Return what trials must share to be trained side by side."""
@@ -150,7 +161,12 @@ class Trial:
     @property
     def steps(self) -> int:
         """Count the training steps, the warm-up once for each arm."""
-        return (self.warm_up + self.fine_tune) * -(-self.task.samples // self.recipe.batch)
+        return (self.warm_up + self.tuned) * -(-self.task.samples // self.recipe.batch)
+
+    @property
+    def tuned(self) -> int:
+        """Count the epochs after the warm-up; of a network that converges, about."""
+        return EPOCHS if self.arm.split == "converged" else self.fine_tune
 
     @property
     def cost(self) -> float:
@@ -158,7 +174,7 @@ class Trial:
 
         The warm-up, which all arms share, counts for the dense one.
         """
-        epochs = self.fine_tune + (self.warm_up if self.arm.split == "dense" else 0)
+        epochs = self.tuned + (self.warm_up if self.arm.unsplit else 0)
         steps = epochs * -(-self.task.samples // self.recipe.batch)
         return steps * cost.step(self) + cost.measures(self)
 
@@ -289,7 +305,7 @@ def _with(work: Work, name: str, value: object) -> Work:
 
 def _concerns(name: str, arm: Arm) -> bool:
     splits = {"clusters": "gram", "every": "dynamic", "fraction": "dynamic", "grow": "dynamic"}
-    return arm.split == splits[name] if name in splits else arm.split != "dense"
+    return arm.split == splits[name] if name in splits else not arm.unsplit
 
 
 def settings(work: Work) -> set[str]:

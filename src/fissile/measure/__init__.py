@@ -12,6 +12,7 @@ from fissile.measure.capacity import capacity, features, total_capacity
 from fissile.measure.circuits import collisions, edge_usage
 from fissile.measure.clusters import (
     Recovery,
+    Rows,
     adjusted_rand,
     gram_clusters,
     pairwise_agreement,
@@ -23,6 +24,7 @@ from fissile.measure.gram import gram
 
 __all__ = [
     "Recovery",
+    "Rows",
     "accuracy_per_parameter",
     "adjusted_rand",
     "capacity",

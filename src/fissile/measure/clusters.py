@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fissile.draw import Draw
 from fissile.errors import FissileError
@@ -13,7 +14,18 @@ from fissile.kmeans import gram_points, kmeans
 from fissile.measure._groups import membership
 from fissile.shapes import Float, Int
 
-__all__ = ["Recovery", "adjusted_rand", "gram_clusters", "pairwise_agreement", "recovery"]
+__all__ = [
+    "Recovery",
+    "Rows",
+    "adjusted_rand",
+    "gram_clusters",
+    "pairwise_agreement",
+    "recovery",
+]
+
+#: What is clustered: the rows of the Gram matrix, the same at unit length, or the rows of the
+#: matrix of absolute cosines between the inputs' weights.
+Rows = Literal["raw", "unit", "cosine"]
 
 
 class Recovery(NamedTuple):
@@ -69,33 +81,58 @@ def gram_clusters(
     clusters: int,
     draw: Draw,
     *,
+    rows: Rows = "raw",
     restarts: int = 8,
     steps: int = 64,
 ) -> Int[Tensor, "*batch inputs"]:
-    """The cluster of each input: k-means over the rows of the Gram matrix.
+    """Return the cluster of each input: k-means over the rows of the Gram matrix.
 
     >>> from fissile.draw import drawer
     >>> weight = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     >>> first, second, third = gram_clusters(weight, 2, drawer(torch.Generator().manual_seed(0)))
     >>> bool(first == second), bool(second == third)
     (True, False)
+
+    Raw rows mostly tell inputs with large weights from inputs with small ones. ``rows="unit"``
+    divides each row by its length. ``rows="cosine"`` takes the absolute cosine between two inputs'
+    weights in place of their product, so the size of a weight does not matter.
     """
-    return kmeans(gram_points(weight), clusters, draw, restarts=restarts, steps=steps)
+    return kmeans(_points(weight, rows), clusters, draw, restarts=restarts, steps=steps)
+
+
+def _points(
+    weight: Float[Tensor, "*batch neurons inputs"], rows: Rows
+) -> Float[Tensor, "*batch inputs dims"]:
+    """Return the points that are clustered; an input without weights lies at the origin."""
+    if rows not in get_args(Rows):
+        raise FissileError(f"rows={rows!r} is not known; give {', '.join(get_args(Rows))}")
+    if rows == "cosine":
+        directions = normalize(weight.detach().double(), dim=-2)
+        # Rounded, because a product of many networks may differ in its last digits from one alone.
+        return (directions.mT @ directions).abs().round(decimals=12)
+    points = gram_points(weight)
+    return normalize(points, dim=-1) if rows == "unit" else points
 
 
 def recovery(
-    weight: Float[Tensor, "*batch neurons inputs"], groups: Int[Tensor, " inputs"], draw: Draw
+    weight: Float[Tensor, "*batch neurons inputs"],
+    groups: Int[Tensor, " inputs"],
+    draw: Draw,
+    *,
+    rows: Rows = "raw",
 ) -> Recovery:
-    """Both scores of Gram clustering with as many clusters as there are true groups.
+    """Return both scores of Gram clustering with as many clusters as there are true groups.
 
     >>> from fissile.draw import drawer
     >>> weight = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     >>> draw = drawer(torch.Generator().manual_seed(0))
     >>> [float(score) for score in recovery(weight, torch.tensor([0, 0, 1]), draw)]
     [1.0, 1.0]
+
+    ``rows`` says what is clustered: see :func:`gram_clusters`.
     """
     clusters = membership(groups, weight.shape[-1]).shape[-1]
-    labels = gram_clusters(weight, clusters, draw)
+    labels = gram_clusters(weight, clusters, draw, rows=rows)
     return Recovery(pairwise_agreement(labels, groups), adjusted_rand(labels, groups))
 
 

@@ -7,7 +7,7 @@ it fails, it is not significant, or there is no data to judge it by.
 """
 
 from fissile.lab.claims.arms import Alike, Beats, Leads, Often, Together
-from fissile.lab.claims.numbers import Best, Equivalent, Near, Reaches
+from fissile.lab.claims.numbers import Best, Equivalent, Near, Reaches, WarmedUp
 from fissile.lab.claims.trends import Explains, Flatter, Levels, Trend
 from fissile.lab.claims.verdict import Check, Claim, Status, Verdict
 
@@ -29,4 +29,5 @@ __all__ = [
     "Together",
     "Trend",
     "Verdict",
+    "WarmedUp",
 ]

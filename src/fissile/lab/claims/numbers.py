@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fissile.lab.claims.verdict import NOTHING, Verdict
+from fissile.lab.claims.verdict import NOTHING, Verdict, plural
 from fissile.lab.equivalence import ratios
 from fissile.lab.frame import pick
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Best", "Equivalent", "Near", "Reaches"]
+__all__ = ["Best", "Equivalent", "Near", "Reaches", "WarmedUp"]
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,40 @@ class Equivalent:
             return Verdict("fails", numbers)
         held = (low[told.index] >= self.least).all()
         return Verdict("holds" if held else "not significant", numbers)
+
+
+@dataclass(frozen=True)
+class WarmedUp:
+    """At the split, the dense network has a share of the accuracy that it converges to.
+
+    >>> WarmedUp(0.95)
+
+    One network of each cell trains until it has converged (see :mod:`fissile.lab.converged`). The
+    claim holds if every one had the share at the split, and fails if some had less.
+    """
+
+    least: float
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        """Compare every cell's accuracy at the split with its converged one."""
+        part = pick(frame, {}, ["converged"])
+        part = part[part["warm"].notna()] if "warm" in part else part[:0]
+        if not len(part):
+            return NOTHING
+        share = part["warm"] / part["accuracy"]
+        below, worst = int((share < self.least).sum()), part.loc[share.idxmin()]
+        axes = [name for name in _AXES if name in part and part[name].nunique() > 1]
+        where = ", ".join(f"{name} = {worst[name]:g}" for name in axes)
+        numbers = (
+            f"{share.min():.3f} to {share.max():.3f} of the converged accuracy, "
+            f"mean {share.mean():.3f}; below {self.least:g} in {below} of {len(part)} "
+            f"{plural('cell', len(part))}{f'; lowest at {where}' if where else ''}"
+        )
+        return Verdict("fails" if below else "holds", numbers)
+
+
+#: What tells the cells of a study apart.
+_AXES = ("clauses", "classes", "depth", "neurons")
 
 
 def _range(row: Mapping[str, float]) -> str:
