@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fissile.lab.claims import Beats, Claim, Equivalent, Flatter, Trend
 from fissile.lab.studies.common import DENSE, gram, names
-from fissile.lab.studies.real import CLIP, classifiers
+from fissile.lab.studies.real import CLIP, SCALED, SCALING, classifiers
 from fissile.lab.study import Curves, Equivalence, Heat, Lines, Published, Scale, Study
 from fissile.lab.trial import Arm, Features, Trial
 
@@ -41,15 +41,16 @@ EQUIVALENCE = Study(
             Equivalent("random-4", least=1.2, at=32),
         ),
     ),
+    differs=(SCALED,),
 )
 
 # --- when to split
 
 
 def _timed(trials: int, splits: Sequence[int], total: int) -> Scale:
+    task = Features(CLIP, scaling=SCALING)
     cells = (
-        Trial(Features(CLIP), 8, warm_up=epoch, fine_tune=total - epoch, pictures=True)
-        for epoch in splits
+        Trial(task, 8, warm_up=epoch, fine_tune=total - epoch, pictures=True) for epoch in splits
     )
     return Scale(trials, tuple(cells))
 
@@ -83,7 +84,7 @@ TIMING = Study(
             Beats("random-4", along=("warm_up",)),
         ),
     ),
-    differs=("The paper does not state alpha for this figure: it is 4.",),
+    differs=("The paper does not state alpha for this figure: it is 4.", SCALED),
 )
 
 # --- how alike neurons are
@@ -120,6 +121,7 @@ COSINE_WIDTH = Study(
         )
     ),
     differs=(
+        SCALED,
         "The paper does not say whether signs count: both the mean cosine and the mean of its "
         "magnitude are shown.",
     ),
@@ -133,7 +135,7 @@ _CLASSES, _NEURONS = (40, 60, 80, 100), (10, 15, 20, 25)
 
 def _demand(trials: int, classes: Sequence[int], neurons: Sequence[int], epochs: int) -> Scale:
     cells = (
-        Trial(Features(CLIP, count), width, warm_up=epochs, fine_tune=epochs)
+        Trial(Features(CLIP, count, scaling=SCALING), width, warm_up=epochs, fine_tune=epochs)
         for count in classes
         for width in neurons
     )
@@ -211,6 +213,7 @@ FEATURE_DEMAND = Study(
         ),
     ),
     differs=(
+        SCALED,
         "Which classes are in which subset, the paper does not say: ours are drawn by a seed.",
     ),
 )

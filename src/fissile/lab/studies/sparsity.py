@@ -8,7 +8,14 @@ from typing import Any
 
 from fissile.lab.claims import Alike, Beats, Best, Claim, Together, Trend
 from fissile.lab.studies.common import DENSE, names, rows
-from fissile.lab.studies.real import CLIP, classifiers, scales, sweep_figure
+from fissile.lab.studies.real import (
+    CLIP,
+    SCALED,
+    SCALING,
+    classifiers,
+    scales,
+    sweep_figure,
+)
 from fissile.lab.study import Heat, Lines, Published, Scale, Study
 from fissile.lab.trial import Arm, Features, Grow, Trial
 
@@ -32,7 +39,14 @@ def _deep(
     trials: int, data: str, depths: Sequence[int], widths: Sequence[int], epochs: int
 ) -> Scale:
     cells = (
-        Trial(Features(data), width, depth=depth, layer_norm=True, warm_up=epochs, fine_tune=epochs)
+        Trial(
+            Features(data, scaling=SCALING),
+            width,
+            depth=depth,
+            layer_norm=True,
+            warm_up=epochs,
+            fine_tune=epochs,
+        )
         for depth in depths
         for width in widths
     )
@@ -87,7 +101,10 @@ DEEP = Study(
             for depth in (5, 7, 9)
         ),
     ),
-    differs=("Improvements are means of each trial's; how the paper averages, it does not say.",),
+    differs=(
+        "Improvements are means of each trial's; how the paper averages, it does not say.",
+        SCALED,
+    ),
 )  # fmt: skip
 
 IMAGENET1K = Study(
@@ -125,7 +142,10 @@ IMAGENET1K = Study(
             Beats("random-2"),
         ),
     ),
-    differs=("The paper does not state alpha for this table: it is 2, as for its deep networks.",),
+    differs=(
+        "The paper does not state alpha for this table: it is 2, as for its deep networks.",
+        SCALED,
+    ),
 )
 
 # --- 2:4
@@ -174,6 +194,7 @@ STRUCTURED = Study(
     ),
     differs=(
         "The paper shows eight neurons alone; four and sixteen are added.",
+        SCALED,
         "The paper's dense network of eight neurons has 53.89 % here, and 57.8 % in other tables.",
     ),
 )
@@ -196,7 +217,7 @@ _SEARCH = tuple(
 
 
 def _searched(trials: int, widths: Sequence[int], epochs: int) -> Scale:
-    task = Features(CLIP, validation=True)
+    task = Features(CLIP, validation=True, scaling=SCALING)
     cells = (Trial(task, width, warm_up=epochs, fine_tune=epochs) for width in widths)
     return Scale(trials, tuple(cells))
 
@@ -276,6 +297,7 @@ DYNAMIC = Study(
     ),
     differs=(
         "The paper does not state alpha here: it is 2, as in the rest of that section.",
+        SCALED,
         "The paper grows weights at random; so does the arm that its claims are held to. What it "
         "chose its settings by, it does not say: ours were searched on held-out training samples.",
         "Over the split whose masks stay, the paper reports gains of 4.5 % with 4 neurons, 1.9 % "
@@ -345,6 +367,7 @@ SINGLE_MASK = Study(
             ),
         ),
     ),
+    differs=(SCALED,),
 )
 
 DROPCONNECT = Study(
@@ -386,4 +409,5 @@ DROPCONNECT = Study(
             Beats("dense", "dropconnect-4"),
         ),
     ),
+    differs=(SCALED,),
 )
