@@ -148,7 +148,7 @@ def test_images_through_a_real_encoder(tmp_path):
     assert str(made) in out
     found = read_features(made)
     assert found.names == tuple(f"class{number}" for number in range(4))
-    assert found.encoder.startswith("efficientnet_lite:0 (fissile ")
+    assert found.encoder.startswith("efficientnet_lite:0, mean length ")
     coder = encoder("efficientnet_lite:0")
     one = coder.encode([coder.prepare(Image.open(root / "val/class2" / name))
                         for name in sorted(os.listdir(root / "val/class2"))])  # fmt: skip

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -109,7 +110,8 @@ def test_features_are_those_of_the_encoder_by_hand(pictures, tmp_path):
     assert made.y.tolist() == labels
     assert made.x_test.shape == (6, 6)
     assert made.names == ("cat", "dog")
-    assert made.encoder == f"{TINY} (fissile {__version__})"
+    length = np.linalg.norm(made.x, axis=1).mean()
+    assert made.encoder == f"{TINY}, mean length {length:.3g} (fissile {__version__})"
     assert made.x.dtype == np.float32
     assert embed(pictures, TINY, tmp_path / "half.npz").x.dtype == np.float16
 
@@ -332,6 +334,7 @@ def test_a_read_only_target(tmp_path, monkeypatch):
 
 def test_the_file_can_be_read_by_everyone(tmp_path):
     embed(words(), Letters(), tmp_path / "x.npz")
-    assert read_features(tmp_path / "x.npz").encoder == f"letters (fissile {__version__})"
+    made = read_features(tmp_path / "x.npz").encoder
+    assert re.fullmatch(rf"letters, mean length [\d.]+ \(fissile {__version__}\)", made)
     with np.load(tmp_path / "x.npz", allow_pickle=False) as file:
         assert file["x_train"].shape == (23, 5)

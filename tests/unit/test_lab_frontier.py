@@ -100,7 +100,7 @@ def test_a_contender_comes_back_from_its_stored_form(one):
 def test_a_contender_is_a_row_of_a_table():
     assert contender("rigl", number=3).columns() == {
         "data": "generated", "encoder": "none", "classes": 20, "validation": False,
-        "neurons": 4, "budget": 360, "epochs": 2, "arm": "rigl", "trial": 3,
+        "scaling": "raw", "neurons": 4, "budget": 360, "epochs": 2, "arm": "rigl", "trial": 3,
     }  # fmt: skip
 
 
@@ -350,7 +350,7 @@ def test_a_report_tells_the_settings_of_contenders(tmp_path):
     found = results_of(tmp_path, "frontier-fashionmnist", data="generated")
     assert _settings(found.works) == {
         "Cells of the grid": "4", "Trials of each cell": "2", "Data": "generated",
-        "Features": "none", "Classes": "2", "Tested on": "the test set", "Non-zeros": "69",
-        "Epochs": "1",
+        "Features": "none", "Scaling of features": "raw", "Classes": "2",
+        "Tested on": "the test set", "Non-zeros": "69", "Epochs": "1",
     }  # fmt: skip
     assert found.frame["improvement"].notna().all()  # each has its dense partner
