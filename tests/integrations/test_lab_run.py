@@ -28,7 +28,7 @@ ARGUMENTS = (
     "run", "interference", "--scale", "quick", "--every", "0.05",
     "--set", "train=500", "--set", "test=200", "--out",
 )  # fmt: skip
-WORKS = STUDIES["interference"].works("quick", None, CHANGES)
+WORKS = STUDIES["interference"].everything("quick", None, CHANGES)
 
 
 def measures(folder):
