@@ -16,6 +16,7 @@ Whatever the store lacks is left out, and every table says how many numbers it c
 """
 
 import sys
+from math import nan
 from pathlib import Path
 from typing import get_args
 
@@ -75,8 +76,12 @@ def gains(found):
 
 def distance(pairs, *, relative=False):
     """Return the root mean square of the differences, or of those in percent of the paper's."""
-    return float(
-        np.sqrt(np.mean([((a - b) * (100 / b if relative else 1)) ** 2 for a, b in pairs]))
+    return (
+        nan
+        if not pairs
+        else float(
+            np.sqrt(np.mean([((a - b) * (100 / b if relative else 1)) ** 2 for a, b in pairs]))
+        )
     )
 
 
@@ -94,7 +99,7 @@ def by_samples(store):
         for study in ("interference", "superposition"):
             found = list(shares(store, study, {"train": number}).values())
             below = sum(share < WITHIN for share in found)
-            counts += [f"{len(found) - below} of {len(found)}", f"{min(found):.3f}"]
+            counts += [f"{len(found) - below} of {len(found)}", f"{min(found, default=nan):.3f}"]
         rows.append([f"{number:,}", *counts])
     head = ["samples", "cells of both figures", "lowest share", "heat-map", "lowest share"]
     return markdown(head, rows)
@@ -124,7 +129,7 @@ def by_scale(store):
                 f"`{scaling}`",
                 f"**{distance(every):.1f}** ({len(every)})",
                 *(f"{distance(one.values()):.1f} ({len(one)})" for one in each),
-                " ".join(f"{share:.2f}" for share in warm.values()),
+                " ".join(f"{share:.3f}" for share in warm.values()),
             ]
         )
     head = ["scale", "all three", *ON_FEATURES, "share at the split, 4 to 128 neurons"]

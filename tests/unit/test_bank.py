@@ -180,6 +180,9 @@ def test_some_networks_go_on_without_the_others(engine):
         assert all(torch.equal(one[name], other[name]) for name in one)
         assert torch.equal(some.accuracy[place], whole.accuracy[number, 2:])
     assert bank.accuracy.shape == (4, 2)
+    for numbers in ([], [0, 0], [-1], [4]):
+        with pytest.raises(FissileError, match="select takes some of the networks 0 to 3"):
+            bank.select(numbers)
 
 
 def test_a_network_goes_out_trains_alone_and_comes_back():

@@ -1,13 +1,16 @@
 """The paper's criterion: when a network has converged, and what it had at the split."""
 
 from dataclasses import replace
+from math import isnan, nan
 
 import pytest
 from inventions import invented
 
 from fissile.lab.claims import WarmedUp
-from fissile.lab.compute import compute
-from fissile.lab.converged import Plateau, limit, plateau
+from fissile.lab.compute import Outcome, compute
+from fissile.lab.converged import Plateau, limit, plateau, stopped
+from fissile.lab.results import load
+from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.studies import CRITERION, STUDIES
 from fissile.lab.trial import Arm, Boolean, Features, Images, Trial
 
@@ -70,7 +73,18 @@ def test_networks_behind_a_backbone_converge_too():
     assert found["warm"] == dense["warm"]
     assert found["nonzeros"] == dense["nonzeros"]
     assert 6 <= found["epochs"] <= limit(1)
-    assert found["accuracy"] >= found["warm"] - 0.2
+    assert found["diverged"] == 0
+
+
+def test_a_network_that_diverges_keeps_its_best_round():
+    assert stopped([0.2, 0.5, 0.9, 0.7, nan, nan], warm_up=2) == Plateau(0.8, 4, rising=False)
+    assert stopped([0.2, nan], warm_up=2).accuracy == pytest.approx(0.1)  # half of a round
+    assert isnan(stopped([nan, nan], warm_up=2).accuracy)
+
+
+def test_small_rises_one_after_the_other_count_as_flat():
+    curve = [0.5, *(0.8 + 0.0009 * number for number in range(9))]
+    assert plateau(curve, warm_up=1) == Plateau(pytest.approx(0.8036), 6, rising=False)
 
 
 def converged(shares):
@@ -97,9 +111,42 @@ def test_the_claim_fails_where_one_cell_was_not_and_says_which():
     assert "below 0.95 in 1 of 3 cells; lowest at neurons = 8" in verdict.numbers
 
 
+def test_a_network_that_diverged_in_the_warm_up_has_nothing():
+    frame = converged((0.96, 0.99, 1.0))
+    frame.loc[1, "warm"] = nan
+    assert "below 0.95 in 1 of 3 cells; lowest at neurons = 8" in WarmedUp(0.95)(frame).numbers
+    frame["accuracy"] = frame["warm"] = 0.0
+    assert WarmedUp(0.95)(frame).status == "fails"
+
+
+def test_some_converged_networks_prove_nothing_yet(tmp_path):
+    study = STUDIES["capacity"]
+    works, more = study.works("quick"), study.converged("quick")
+    outcomes = [
+        Outcome(work, {"accuracy": 0.9, "warm": 0.9, "nonzeros": 9.0, "capacity": 1.0}, 1.0)
+        for work in [*works, *more[:2]]
+    ]
+    with Store(tmp_path) as store:
+        store.add(outcomes, Provenance.here("cpu"))
+        results = load(store, Run("capacity", "quick", None, {}, "fissile run capacity"))
+    (claim, verdict), *_ = reversed(results.verdicts)
+    assert results.complete
+    assert claim == CRITERION
+    assert verdict.status == "not significant"
+    assert verdict.numbers.startswith("so far (2 of 4 trials) holds")
+
+
 def test_without_converged_networks_there_is_no_verdict():
     frame = invented(lambda arm, c, h: {"accuracy": 0.9}, arms=["dense"], cells=[(8, 8)])
     assert WarmedUp(0.95)(frame).status == "no data"
+
+
+def test_how_long_others_are_tuned_does_not_matter():
+    study = STUDIES["capacity"]
+    usual = {one.key for one in study.converged("paper")}
+    assert {one.key for one in study.converged("paper", {"fine_tune": 99})} == usual
+    assert usual.isdisjoint(one.key for one in study.converged("paper", {"warm_up": 24}))
+    assert study.converged("smoke") == []
 
 
 def test_every_study_that_trains_networks_has_the_claim():

@@ -136,6 +136,11 @@ def test_features_are_brought_to_another_scale():
     np.testing.assert_allclose(standard.x_test, shifted, rtol=1e-3, atol=1e-4)
 
 
+def test_an_unknown_scale_is_refused():
+    with pytest.raises(FissileError, match="scaling='Unit' is not known; give raw, unit"):
+        features().scaled("Unit")
+
+
 def test_samples_and_features_without_a_scale_stay_finite():
     data = features(train=40, test=20)
     x = np.array(data.x)

@@ -93,8 +93,7 @@ def test_features_are_scaled_before_networks_see_them(scaling):
         alone = compute([trial()])[0].measures
     assert found == alone
     assert found != compute([trial()])[0].measures
-    assert trial().key == replace(trial(), task=replace(DATA, scaling="raw")).key
-    assert len({replace(DATA, scaling=one) for one in ("raw", scaling)}) == 2
+    assert replace(trial(), task=task).key != trial().key
 
 
 def test_validation_never_sees_the_test_set():

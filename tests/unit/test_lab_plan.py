@@ -355,7 +355,7 @@ def test_tables_name_what_decides(tmp_path):
     words = "codes", "capacity", "--scale", "smoke", "--workers", 1, "--workers", 50
     said = called("plan", *words, "--out", tmp_path / "none").stdout
     for text in (
-        "20 trials",
+        "18 trials",
         "1 core",
         "50 cores",
         "core-hours",

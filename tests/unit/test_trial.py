@@ -58,6 +58,8 @@ DIFFERENT = [
     Trial(Features("cifar100-clip"), arm=Arm("dynamic", 2, grow="gradient")),
     Trial(Images()),
     Trial(Images(projection=512)),
+    Trial(Images(mirror=True)),
+    Trial(Features(scaling="unit")),
     Trial(Images("generated-images")),
     Sampling(),
     Sampling(number=1),
@@ -73,6 +75,8 @@ def test_a_key_hangs_on_everything_that_decides_the_result():
 def test_keys_are_for_ever():
     # A stored result must be found again by later versions; raise REVISION to break with it.
     assert Trial().key == "d1bfb298af8afdbe6be0dcde19382211"
+    assert Trial(Features("cifar100-clip")).key == "8d0ffb53c8883bff822a9e6e032f6f8f"
+    assert Trial(Images()).key == "ada34fffd146dfd6ba99979b92f14c1b"
     assert Sampling().key == "466b6d5627f3b240f102216d60ce45ae"
 
 

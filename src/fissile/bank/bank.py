@@ -181,6 +181,11 @@ class Bank:
         >>> bank.select([3, 5]).train(until=100)  # the others need no more
         """
         place = {number: i for i, number in enumerate(numbers)}
+        if not place or len(place) < len(numbers) or not place.keys() <= set(range(len(self))):
+            raise FissileError(
+                f"select takes some of the networks 0 to {len(self) - 1}, each once; got "
+                f"{list(numbers)}"
+            )
         stacks = []
         for stack in self._stacks:
             rows = [row for row, number in enumerate(stack.members.tolist()) if number in place]

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,17 +115,29 @@ class Labelled:
         """
         if scaling == "raw":
             return self
-        x, x_test = (np.asarray(one, dtype=np.float32) for one in (self.x, self.x_test))
         if scaling == "unit":
-            x, x_test = (one / np.maximum(_lengths(one), _LEAST) for one in (x, x_test))
-        elif scaling == "length-10":
-            factor = np.float32(10 / max(mean_length(x), _LEAST))
-            x, x_test = x * factor, x_test * factor
-        else:
-            mean, deviation = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+            return self._mapped(lambda part: part / np.maximum(_lengths(part), _LEAST))
+        if scaling == "length-10":
+            factor = 10 / max(mean_length(self.x), _LEAST)
+            return self._mapped(lambda part: part * factor)
+        if scaling == "standard":
+            mean = _column_means(self.x, 0.0)
+            deviation = np.sqrt(_column_means(self.x, mean, power=2))
             deviation[deviation < _LEAST] = 1  # a feature that never changes says nothing
-            x, x_test = (((one - mean) / deviation).astype(np.float32) for one in (x, x_test))
-        return replace(self, x=x, x_test=x_test)
+            return self._mapped(lambda part: (part - mean) / deviation)
+        known = ", ".join(get_args(Scaling))
+        raise FissileError(f"scaling={scaling!r} is not known; give {known}")
+
+    def _mapped(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Labelled:
+        """Return features that a function has changed, a few rows at a time."""
+        made = []
+        for source in (self.x, self.x_test):
+            x, done = np.empty(source.shape, dtype=np.float32), 0
+            for part in chunks(source):
+                x[done : done + len(part)] = function(part.astype(np.float32))
+                done += len(part)
+            made.append(x)
+        return replace(self, x=made[0], x_test=made[1])
 
     def some_classes(self, count: int) -> Labelled:
         """Only `count` of the classes, renumbered; fewer are always among more.
@@ -185,6 +197,12 @@ def mean_length(x: NDArray[Any]) -> float:
     3.0
     """
     return float(sum(_lengths(part).sum(dtype=np.float64) for part in chunks(x)) / len(x))
+
+
+def _column_means(x: NDArray[Any], shift: NDArray[Any] | float, power: int = 1) -> NDArray[Any]:
+    total = sum(((part.astype(np.float64) - shift) ** power).sum(0) for part in chunks(x))
+    means: NDArray[Any] = np.asarray(total) / len(x)
+    return means
 
 
 def _lengths(x: NDArray[Any]) -> NDArray[Any]:

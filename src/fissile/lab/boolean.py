@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import torch
 from torch import Tensor
 
@@ -76,8 +74,7 @@ class Formulas:
 
 _NAMES = (
     "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions", "agreement",
-    "adjusted_rand", "coded", "unit_agreement", "unit_adjusted_rand", "cosine_agreement",
-    "cosine_adjusted_rand",
+    "adjusted_rand", "coded", "cosine_agreement", "cosine_adjusted_rand",
 )  # fmt: skip
 
 
@@ -87,10 +84,8 @@ def _interference(group: Group, formulas: Formulas) -> list[Tensor]:
     assert bias is not None
     clauses = formulas.tests[group.specs[0].data.key()][0].formula.groups
     seeds = torch.tensor([spec.seed for spec in group.specs])
-    raw, unit, cosine = (
-        measure.recovery(group.w1, clauses, seeded(seeds), rows=rows)
-        for rows in get_args(measure.Rows)
-    )
+    raw = measure.recovery(group.w1, clauses, seeded(seeds))
+    cosine = measure.recovery(group.w1, clauses, seeded(seeds), rows="cosine")
     absolute = measure.cosine(group.w1, absolute=True)
     directed = (group.w1 != 0).any(-1).sum(-1).clamp(min=1)  # a neuron without weights has no angle
     return [
@@ -101,7 +96,6 @@ def _interference(group: Group, formulas: Formulas) -> list[Tensor]:
         _collisions(group, bias, formulas),
         *raw,
         measure.coded_clauses(group.w1, bias, out, clauses),
-        *unit,
         *cosine,
     ]
 

@@ -20,7 +20,8 @@ from fissile.lab.trial import Trial, Work, changed
 
 __all__ = ["STREAMED", "Classifiers", "bound", "fingerprint", "load", "meant", "provided"]
 
-#: Features beyond so many bytes are read from their file as they are needed.
+#: Raw features beyond so many bytes are read from their file as they are needed; scaled ones are
+#: held in memory.
 STREAMED = 1 << 30
 
 

@@ -19,7 +19,7 @@ from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.classifier import Classifiers, load
 from fissile.lab.contender import Contender
 from fissile.lab.contest import contest
-from fissile.lab.converged import Plateau, length, limit, plateau
+from fissile.lab.converged import Plateau, length, limit, plateau, stopped
 from fissile.lab.sampling import sampled
 from fissile.lab.task import Boolean, Images
 from fissile.lab.trial import Arm, Sampling, Trial, Work
@@ -67,8 +67,10 @@ def compute(
     elif not trials:
         found = [Outcome(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)]
     elif trials[0].arm.split == "converged":
-        images = isinstance(trials[0].task, Images)
-        found = (_images_trained_on if images else _trained_on)(trials, device, on_steps)
+        if isinstance(trials[0].task, Images):
+            found = _images_trained_on(trials, device, on_steps, on_outcomes)
+        else:
+            found = _trained_on(trials, device, on_steps)
     elif isinstance(trials[0].task, Images):
         found = _convolutional(trials, device, on_steps, on_outcomes)
     else:
@@ -136,7 +138,7 @@ def _on_bank(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> 
 
 
 def _trained_on(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> list[Outcome]:
-    """Train dense networks until each has converged; how long the others take does not matter."""
+    """Train dense networks until each has converged; how long others take changes nothing."""
     warm_up, size = trials[0].warm_up, length(trials[0].warm_up)
     bank = _bank(trials, device)[1]
     weights = bank.nonzeros.tolist()
@@ -147,9 +149,9 @@ def _trained_on(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) 
         for number, curve in zip(left, bank.accuracy.tolist(), strict=True):
             curves[number] += curve
             flat = plateau(curves[number], warm_up)
-            # A network that has diverged learns no more.
-            if flat is not None or not all(map(isfinite, curves[number][-1:])):
-                found[number] = flat or Plateau(_last(curves[number]), epoch, rising=False)
+            diverged = bool(curve) and not isfinite(curve[-1])
+            if flat is not None or diverged:
+                found[number] = flat or stopped(curves[number], warm_up)
         rest = [place for place, number in enumerate(left) if number not in found]
         left = [left[place] for place in rest]
         if left:
@@ -163,25 +165,35 @@ def _trained_on(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) 
 
 
 def _images_trained_on(
-    trials: Sequence[Trial], device: str, on_steps: OnSteps | None
+    trials: Sequence[Trial],
+    device: str,
+    on_steps: OnSteps | None,
+    on_outcomes: OnOutcomes | None,
 ) -> list[Outcome]:
     """Train dense networks behind a backbone until each has converged."""
     warm_up = trials[0].warm_up
-    trained = _behind_backbones(
+    outcomes: dict[int, Outcome] = {}
+    begin = time.perf_counter()
+
+    def finished(number: int, _: str, one: Trained) -> None:
+        """Take a network that has converged; it is worth keeping at once."""
+        flat = plateau(one.accuracy, warm_up) or stopped(one.accuracy, warm_up)
+        measures = _criterion(one.accuracy, flat, warm_up, one.nonzeros)
+        outcomes[number] = Outcome(trials[number], measures, 0.0)
+        if on_outcomes is not None:
+            taken = (time.perf_counter() - begin) / len(outcomes)
+            on_outcomes([replace(outcomes[number], seconds=taken)])
+
+    _behind_backbones(
         trials,
         {"converged": Dense()},
         device,
         fine_tune=limit(warm_up) - warm_up,
         enough=lambda curve: plateau(curve, warm_up) is not None,
         progress=on_steps,
+        on_trained=finished,
     )
-    outcomes = []
-    for trial, arms in zip(trials, trained, strict=True):
-        one = arms["converged"]
-        curve = [value for value in one.accuracy if isfinite(value)]
-        flat = plateau(curve, warm_up) or Plateau(_last(curve), len(curve), rising=False)
-        outcomes.append(Outcome(trial, _criterion(curve, flat, warm_up, one.nonzeros), 0.0))
-    return outcomes
+    return [outcomes[number] for number in range(len(trials))]
 
 
 def _criterion(
@@ -194,6 +206,7 @@ def _criterion(
         "warm": curve[warm_up - 1] if 0 < warm_up <= len(curve) else nan,
         "epochs": float(flat.epochs),
         "rising": float(flat.rising),
+        "diverged": float(not all(map(isfinite, curve))),
     }
 
 

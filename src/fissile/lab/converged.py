@@ -11,17 +11,18 @@ Plateau(accuracy=0.9, epochs=7, rising=False)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite, nan
 from typing import NamedTuple
 
-__all__ = ["EPOCHS", "WITHIN", "Plateau", "length", "limit", "plateau"]
+__all__ = ["EPOCHS", "WITHIN", "Plateau", "length", "limit", "plateau", "stopped"]
 
 #: The share of a converged network's accuracy that the paper asks of the warm-up.
 WITHIN = 0.95
 #: Epochs are looked at in rounds of so many, or of the warm-up's number if that is smaller.
 _ROUND = 25
-#: A network has converged when the mean accuracy of so many rounds in a row
+#: A network has converged when so many rounds in a row
 _PATIENCE = 4
-#: is no more than so much above the best round before them.
+#: have each brought no more than this to the best mean accuracy of a round so far.
 _RISE = 0.001
 #: After so many rounds beyond the warm-up it is stopped, even if it still rises.
 _ROUNDS = 40
@@ -62,3 +63,11 @@ def plateau(curve: Sequence[float], warm_up: int) -> Plateau | None:
         if end >= limit(warm_up):
             return Plateau(best, end, rising=True)
     return None
+
+
+def stopped(curve: Sequence[float], warm_up: int) -> Plateau:
+    """Return what a network that diverged had reached: the mean of its best whole round."""
+    size, known = length(warm_up), [value for value in curve if isfinite(value)]
+    ends = range(min(warm_up + size, len(known)), len(known) + 1, size)
+    means = [sum(known[max(0, end - size) : end]) / size for end in ends if end]
+    return Plateau(max(means, default=nan), len(known), rising=False)

@@ -178,10 +178,10 @@ def process_bytes(works: Iterable[Trial | Sampling | Contender]) -> int:
 
 
 def _clustered(trial: Trial) -> int:
-    task, wide = trial.task, trial.neurons * trial.arm.alpha
+    task = trial.task
     if not isinstance(task, Boolean) or trial.embedding:
         return 0  # there is nothing to compare clusters with
-    return _CLUSTERED * task.literals * min(wide, task.literals)
+    return _CLUSTERED * task.literals * task.literals  # a row of cosines has a number for each
 
 
 def data_bytes(task: Features | Images) -> int:

@@ -232,7 +232,9 @@ def _guesses(worker: Worker, *, data: bool) -> list[str]:
 def _streams(work: Work) -> bool:
     """Tell whether a trial's features are so large that they may stay in their file."""
     task = getattr(work, "task", None)
-    return isinstance(task, Features) and cost.data_bytes(task) > STREAMED
+    if not isinstance(task, Features) or task.scaling != "raw":  # scaled ones are in memory
+        return False
+    return cost.data_bytes(task) > STREAMED
 
 
 def _advice(schedule: Schedule, workers: int, longest: Batch) -> list[str]:

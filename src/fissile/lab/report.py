@@ -25,6 +25,7 @@ from fissile.errors import FileError, FissileError, needs
 from fissile.lab import plots
 from fissile.lab.beside import FAR, MISSING, Table, table, table_rows
 from fissile.lab.claims import Verdict
+from fissile.lab.converged import WITHIN
 from fissile.lab.frame import labelled
 from fissile.lab.markdown import SYMBOLS, claims_markdown, tables_markdown
 from fissile.lab.results import Results, latest, load
@@ -161,7 +162,7 @@ class _Section:
     def warm_up(self) -> Verdict | None:
         """The verdict on the paper's criterion, if there is one."""
         found = (verdict for claim, verdict in self.results.verdicts if claim == CRITERION)
-        return next((verdict for verdict in found if verdict.status != "no data"), None)
+        return next((verdict for verdict in found if verdict.status in ("holds", "fails")), None)
 
     @property
     def diverged(self) -> int:
@@ -292,6 +293,7 @@ def _page(sections: Sequence[_Section]) -> str:
         ],
         symbols=SYMBOLS,
         level=LEVEL,
+        within=WITHIN,
         far=FAR,
     )
 

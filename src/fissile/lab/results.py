@@ -14,7 +14,7 @@ from fissile.errors import FissileError
 from fissile.lab.claims import Claim, Verdict
 from fissile.lab.frame import after, table
 from fissile.lab.store import Provenance, Row, Run, Store
-from fissile.lab.studies import STUDIES
+from fissile.lab.studies import CRITERION, STUDIES
 from fissile.lab.study import Study
 from fissile.lab.task import PAPERS_ENCODER, source
 from fissile.lab.trial import Contender, Trial, Work
@@ -48,11 +48,14 @@ class Results:
     @cached_property
     def verdicts(self) -> list[tuple[Claim, Verdict]]:
         """Every claim of the study and what became of it."""
-        if not self.rows:
+        if not self.rows and not self.converged_rows:
             return [
                 (claim, Verdict("no data", "nothing has run yet")) for claim in self.study.claims
             ]
-        return judged(self.study, self.frame, self.done)
+        found = judged(self.study, self.frame, self.done)
+        missing = _told(self.converged_rows, self.converged)
+        part = [both for both in judged(self.study, self.frame, missing) if both[0] == CRITERION]
+        return [both for both in found if both[0] != CRITERION] + part
 
     @property
     def complete(self) -> bool:
@@ -118,7 +121,11 @@ class Results:
     @property
     def done(self) -> str:
         """Say how many trials are there, if not all: to be said beside what they show."""
-        return "" if self.complete else f"{len(self.rows):,} of {len(self.works):,} trials"
+        return _told(self.rows, self.works)
+
+
+def _told(rows: Sequence[Row], works: Sequence[Work]) -> str:
+    return "" if len(rows) == len(works) else f"{len(rows):,} of {len(works):,} trials"
 
 
 def judged(study: Study, frame: DataFrame, missing: str = "") -> list[tuple[Claim, Verdict]]:

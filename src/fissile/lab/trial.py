@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 from fissile.errors import FissileError, whole
 from fissile.lab import cost
 from fissile.lab.contender import Contender
-from fissile.lab.converged import EPOCHS
+from fissile.lab.converged import EPOCHS, limit
 from fissile.lab.keys import LATER, REVISION, key_of
 from fissile.lab.task import Boolean, Features, Images, Task, one_of, task_from
 from fissile.theory import RandomSparse
@@ -166,7 +166,8 @@ class Trial:
     @property
     def tuned(self) -> int:
         """Count the epochs after the warm-up; of a network that converges, about."""
-        return EPOCHS if self.arm.split == "converged" else self.fine_tune
+        most = limit(self.warm_up) - self.warm_up
+        return min(EPOCHS, most) if self.arm.split == "converged" else self.fine_tune
 
     @property
     def cost(self) -> float:

@@ -88,15 +88,14 @@ def image_order(
 
 
 def taken(
-    x: Int[Tensor, "samples height width colours"], rows: Int[Tensor, " batch"]
-) -> Int[Tensor, "batch height width colours"]:
-    """Return the images of these rows; those of ``~row`` are mirrored."""
-    found = x[_rows(rows)]
-    return torch.where((rows < 0).view(-1, 1, 1, 1), found.flip(2), found)
-
-
-def _rows(rows: Tensor) -> Tensor:
-    return torch.where(rows < 0, ~rows, rows)
+    x: Int[Tensor, "samples height width colours"],
+    y: Int[Tensor, " samples"],
+    rows: Int[Tensor, " batch"],
+) -> tuple[Int[Tensor, "batch height width colours"], Int[Tensor, " batch"]]:
+    """Return the images of these rows and their labels; images of ``~row`` are mirrored."""
+    mirrored = rows < 0
+    rows = torch.where(mirrored, ~rows, rows)
+    return torch.where(mirrored.view(-1, 1, 1, 1), x[rows].flip(2), x[rows]), y[rows]
 
 
 def _bytes(name: str, value: Any) -> Tensor:

@@ -59,7 +59,7 @@ class PlainRunner:
         self.model.train()
         order = image_order(self.job.seed, epoch, len(engine.y), mirror=engine.mirror)
         for rows in order.to(engine.device).split(recipe.batch):
-            x, y = taken(engine.x, rows), engine.y[torch.where(rows < 0, ~rows, rows)]
+            x, y = taken(engine.x, engine.y, rows)
             loss = task_loss(self.model(engine.scaled(x)), y)
             self.adam.zero_grad()
             (loss + penalty(self.model.head, self.rest)).backward()

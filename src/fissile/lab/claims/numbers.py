@@ -172,10 +172,9 @@ class WarmedUp:
     def __call__(self, frame: DataFrame) -> Verdict:
         """Compare every cell's accuracy at the split with its converged one."""
         part = pick(frame, {}, ["converged"])
-        part = part[part["warm"].notna()] if "warm" in part else part[:0]
-        if not len(part):
+        if not len(part) or "warm" not in part:
             return NOTHING
-        share = part["warm"] / part["accuracy"]
+        share = (part["warm"] / part["accuracy"]).fillna(0.0)  # a network that diverged has nothing
         below, worst = int((share < self.least).sum()), part.loc[share.idxmin()]
         axes = [name for name in _AXES if name in part and part[name].nunique() > 1]
         where = ", ".join(f"{name} = {worst[name]:g}" for name in axes)
@@ -184,6 +183,8 @@ class WarmedUp:
             f"mean {share.mean():.3f}; below {self.least:g} in {below} of {len(part)} "
             f"{plural('cell', len(part))}{f'; lowest at {where}' if where else ''}"
         )
+        if rising := int(part["rising"].sum()) if "rising" in part else 0:
+            numbers += f"; {rising} still rose when stopped"
         return Verdict("fails" if below else "holds", numbers)
 
 
