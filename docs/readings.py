@@ -15,6 +15,7 @@
 Whatever the store lacks is left out, and every table says how many numbers it compares.
 """
 
+import csv
 import sys
 from math import nan
 from pathlib import Path
@@ -26,7 +27,7 @@ from fissile.data.sets import Scaling
 from fissile.lab.classifier import meant
 from fissile.lab.converged import WITHIN
 from fissile.lab.store import Store
-from fissile.lab.studies import STUDIES
+from fissile.lab.studies import CRITERION, STUDIES
 
 HERE = Path(__file__).parent
 SAMPLES = (10_000, 20_000, 30_000, 50_000, 100_000, 200_000)
@@ -136,7 +137,18 @@ def by_scale(store):
     return markdown(head, rows)
 
 
+def by_study():
+    """Return what the results in the repository say of the criterion, study by study."""
+    with open(HERE.parent / "results" / "claims.csv", newline="", encoding="utf-8") as file:
+        found = [row for row in csv.DictReader(file) if row["claim"] == CRITERION.text]
+    rows = [[row["study"], row["verdict"], row["numbers"]] for row in found]
+    return markdown(["study", "within 95 %?", "numbers"], rows)
+
+
 if __name__ == "__main__":
+    (HERE / "fidelity-criterion.md").write_text(by_study(), "utf-8")
+    if len(sys.argv) == 1:
+        sys.exit()  # the table of the criterion needs no store
     with Store(sys.argv[1], create=False) as store:
         for name, made in (("samples", by_samples), ("tables", by_table), ("scales", by_scale)):
             (HERE / f"fidelity-{name}.md").write_text(made(store), "utf-8")
