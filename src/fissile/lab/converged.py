@@ -66,8 +66,12 @@ def plateau(curve: Sequence[float], warm_up: int) -> Plateau | None:
 
 
 def stopped(curve: Sequence[float], warm_up: int) -> Plateau:
-    """Return what a network that diverged had reached: the mean of its best whole round."""
+    """Return what a network that diverged had reached: the mean of its best round.
+
+    If it never finished a round after the warm-up, its last epochs are that round.
+    """
     size, known = length(warm_up), [value for value in curve if isfinite(value)]
     ends = range(min(warm_up + size, len(known)), len(known) + 1, size)
-    means = [sum(known[max(0, end - size) : end]) / size for end in ends if end]
-    return Plateau(max(means, default=nan), len(known), rising=False)
+    rounds = [known[max(0, end - size) : end] for end in ends if end]
+    best = max((sum(one) / len(one) for one in rounds), default=nan)
+    return Plateau(best, len(known), rising=False)

@@ -70,7 +70,7 @@ class Arm:
 
     @property
     def unsplit(self) -> bool:
-        """Tell whether the network stays as it is."""
+        """Return whether the network stays as it is."""
         return self.split in ("dense", "converged")
 
     @property
