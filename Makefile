@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
-	$(BIN)/python -m fissile.demo
+	$(BIN)/python -m fissile.cli.demo
 
 test: .venv/test.stamp
 	@$(MAKE) --no-print-directory --jobs 2 suite lint

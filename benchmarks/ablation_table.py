@@ -14,7 +14,7 @@ from pathlib import Path
 
 from contests import about, cells, described, finished, written
 
-from fissile.lab.methods import METHODS
+from fissile.lab.budget_methods import METHODS
 
 TO = Path(__file__).parent / "results" / "ablation.json"
 

@@ -23,7 +23,7 @@ from about import commit, machine
 
 import fissile
 from fissile.bank import Bank, Data, Spec
-from fissile.train import Recipe
+from fissile.bank.loop import Recipe
 
 BATCH = 64
 SMALL = {"name": "h=8 d=32 C=1", "sizes": (32, 8, 1)}
@@ -61,7 +61,7 @@ def loop(sizes, networks, data, device, synchronize):
 
     def run():
         for x, y in loader:
-            loss = fissile.train.task_loss(model(x.to(device)), y.to(device))
+            loss = fissile.bank.loop.task_loss(model(x.to(device)), y.to(device))
             loss = loss + 1e-7 * model.layers[0].weight.abs().sum()
             loss = loss + 1e-5 * sum(p.square().sum() for p in model.parameters())
             adam.zero_grad()
@@ -83,7 +83,7 @@ def vmap(sizes, networks, data, device, synchronize):
     square = {k: torch.zeros_like(v) for k, v in parameters.items()}
 
     def loss(weights, x, y):
-        value = fissile.train.task_loss(functional_call(skeleton, weights, (x,)), y)
+        value = fissile.bank.loop.task_loss(functional_call(skeleton, weights, (x,)), y)
         value = value + 1e-7 * weights["layers.0.weight"].abs().sum()
         return value + 1e-5 * sum(p.square().sum() for p in weights.values())
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 from about import made
 
-from fissile.cores import cores
+from fissile._common.cores import cores
 from fissile.data.features import write_features
 from fissile.data.generated import features
 from fissile.lab.store import Store
@@ -193,7 +193,7 @@ class Check:
     def run(self, step, *more, env=None, watch=lambda driver, count: None):
         """Run the studies to their end; return what is stored, beside what the local run has."""
         log, folder = self.scratch / f"{step}.log", self.scratch / step
-        words = [sys.executable, "-m", "fissile", "run", *self.asked]
+        words = [sys.executable, "-m", "fissile.cli", "run", *self.asked]
         words += ["--out", str(folder), *more]
         begin, first = time.monotonic(), None
         with started(words, log, cwd=self.scratch, env=env or self.env) as driver:

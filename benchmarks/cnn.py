@@ -19,11 +19,11 @@ import torch
 from bank import commit, machine
 from torch.nn import functional
 
-from fissile.train import Recipe
-from fissile.vision import ConvNet, Images
-from fissile.vision.images import scaled
-from fissile.vision.job import Job, make_adam
-from fissile.vision.train import SIDE_BY_SIDE, _engine
+from fissile.bank.loop import Recipe
+from fissile.bank.vision import ConvNet, Images
+from fissile.bank.vision.images import scaled
+from fissile.bank.vision.job import Job, make_adam
+from fissile.bank.vision.train import SIDE_BY_SIDE, _engine
 
 PROJECTION, NEURONS, CLASSES = 256, 20, 100
 RECIPE = Recipe()
@@ -98,7 +98,7 @@ def loop(images, device, fast):
 
 
 def ours(images, device, together):
-    """An epoch of some networks side by side, as `fissile.vision.train` does it."""
+    """An epoch of some networks side by side, as `fissile.bank.vision.train` does it."""
     engine = _engine(images, RECIPE, torch.device(device), "auto", together)
     runners = []
     for seed in range(together):

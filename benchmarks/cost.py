@@ -25,7 +25,7 @@ import numpy as np
 from about import commit, machine
 from scipy.optimize import nnls
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.lab.measured import Load, Speed, kind_of, loads, machine_of
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES

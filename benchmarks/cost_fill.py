@@ -24,10 +24,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from fissile.data.catalogue import find
+from fissile.lab.batching import BATCH, Here, Lane
 from fissile.lab.classifier import bound, fingerprint
 from fissile.lab.compute import compute
 from fissile.lab.cost import data_bytes
-from fissile.lab.lanes import BATCH, Here, Lane
 from fissile.lab.measured import machine_of
 from fissile.lab.pool import pool
 from fissile.lab.run import run, side_by_side

@@ -18,7 +18,7 @@ from statistics import mean
 
 from contests import about, cells, described, finished, written
 
-from fissile.lab.methods import OURS
+from fissile.lab.budget_methods import OURS
 
 TO = Path(__file__).parent / "results" / "frontier.json"
 

@@ -17,9 +17,9 @@ import torch
 import triton
 
 from fissile import MLP
+from fissile._common.random import order_keys
 from fissile.bank import gpu
-from fissile.order import order_keys
-from fissile.train import Recipe, fit
+from fissile.bank.loop import Recipe, fit
 
 HIDDEN, INPUTS, BATCH, SAMPLES, TESTS = 8, 32, 64, 10_000, 1_000
 RECIPE = Recipe(batch=BATCH)

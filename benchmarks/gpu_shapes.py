@@ -13,8 +13,8 @@ import time
 
 import torch
 
+from fissile._common.random import order_keys
 from fissile.bank import Bank, Data, Spec, gpu
-from fissile.order import order_keys
 
 NETWORKS, BATCH, STEPS = 600, 64, 40
 SHAPES = [

@@ -31,7 +31,7 @@ from about import commit, machine
 from pack_layers import head, masked, partitioned
 
 import fissile
-from fissile.packed import run
+from fissile.packed import dispatch
 from fissile.packed.timing import DENSE, EXPANDED, copy_rate, race
 
 RESULTS = Path(__file__).parent / "results"
@@ -251,7 +251,7 @@ def main():
         "commit": options.commit or commit(),
         "device": options.device,
         "threads": torch.get_num_threads(),
-        "kernels": run.kernels_for(device) is not None,
+        "kernels": dispatch.kernels_for(device) is not None,
         "fissile": fissile.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 
 import fissile
-from fissile.bank.wide import linear_layers
+from fissile.bank.matrices import linear_layers
 from fissile.layers import REMOVED, weight_of
-from fissile.packed.inline import inline_layers, living, settled, stream_of
+from fissile.packed.inline_layout import inline_layers, living, settled, stream_of
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -18,7 +18,7 @@ import torch
 from about import made
 from pack_layers import masked, partitioned
 
-from fissile.packed import run
+from fissile.packed import dispatch
 from fissile.packed.timing import Rival, race
 
 SIZES = {"cpu": [(1024, 1024), (4096, 1024)], "cuda": [(4096, 4096), (14336, 4096)]}
@@ -40,7 +40,7 @@ def ratios(part, size, alpha, dtype, options):
     """Yield the kernel's time over the other's, batch by batch."""
     how = {"dtype": dtype, "device": options.device, "most": 0.0}
     layer = KINDS[part](*size, alpha, **how, **({"plane": False} if part == "W1" else {}))["inline"]
-    kernels = run.kernels_for(torch.device(options.device))
+    kernels = dispatch.kernels_for(torch.device(options.device))
     ways = {"kernel": forced(layer, kernels, True), "written": forced(layer, kernels, False)}
     inputs = size[1] * (1 if part == "W1" else alpha)
     for batch in BATCHES:

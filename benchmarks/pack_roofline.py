@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fissile.packed.gpu import few, nvrtc
-from fissile.packed.gpu.owned import owned_kernel
+from fissile.packed.gpu.partitioned import owned_kernel
 from fissile.packed.gpu.tiles import owned_tiles
 
 ROOT = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ RUNS = (
 
 def fissile(*words):
     """Run a command of fissile and return what it says."""
-    command = [sys.executable, "-m", "fissile", *map(str, words)]
+    command = [sys.executable, "-m", "fissile.cli", *map(str, words)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

@@ -22,13 +22,13 @@ import torch
 from about import commit, machine
 from contests import percent, written
 
+from fissile.bank.sparse import Plan, Prune, Rewire, train
+from fissile.lab.budget_methods import OURS
+from fissile.lab.budget_search import _arrays
+from fissile.lab.budget_trial import SEARCHED
 from fissile.lab.classifier import load
-from fissile.lab.contender import SEARCHED
-from fissile.lab.contest import _arrays
-from fissile.lab.methods import OURS
 from fissile.lab.studies.frontier import FRONTIERS
 from fissile.lab.task import HELD_OUT
-from fissile.sparse import Plan, Prune, Rewire, train
 
 TO = Path("recipe-search.json")
 #: The dense networks whose budgets are searched, by their neurons. CLINC150 takes no part.

@@ -19,8 +19,8 @@ from sklearn.neural_network import MLPClassifier
 
 import fissile
 from fissile.bank import Bank, Data, Spec
-from fissile.budget import prune_back
-from fissile.optim import Move, carried
+from fissile.expansion.budget import prune_back
+from fissile.expansion.optimizer import Move, carried
 from fissile.sklearn import FissileClassifier
 from fissile.sklearn.width import count, width
 

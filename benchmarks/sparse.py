@@ -18,8 +18,8 @@ from about import commit, machine
 from torch import nn
 from torch.nn import functional
 
-from fissile.sparse import train
-from fissile.sparse.recipe import plans
+from fissile.bank.sparse import train
+from fissile.bank.sparse.recipe import plans
 
 INPUTS, CLASSES, BUDGET = 512, 100, 20_000
 

@@ -18,6 +18,7 @@ import torch
 from bank import commit, machine
 
 import fissile
+from fissile.bank.loop import fit
 from fissile.data import dnf_task
 from fissile.lab.pool import default_jobs, pool
 from fissile.lab.progress import Bar
@@ -25,7 +26,6 @@ from fissile.lab.run import run
 from fissile.lab.store import Store
 from fissile.lab.studies import find
 from fissile.lab.trial import Trial
-from fissile.train import fit
 
 
 def loop_seconds_per_step(device, steps=300):

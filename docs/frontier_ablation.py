@@ -3,7 +3,7 @@
 from frontier_results import WORDS, Frontier, word
 from frontier_text import rows, signed, text
 
-from fissile.lab.methods import METHODS
+from fissile.lab.budget_methods import METHODS
 
 #: Every arm that was run, and what is other than in the method it is compared with.
 ARMS = {

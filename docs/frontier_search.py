@@ -5,7 +5,7 @@ from statistics import mean
 
 from frontier_text import rows, setting, text
 
-from fissile.sparse import recipe
+from fissile.bank.sparse import recipe
 
 #: How many of the best plans are listed.
 SHOWN = 6

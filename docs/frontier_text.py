@@ -1,6 +1,6 @@
 """How numbers and settings are written in the tables of frontier.md."""
 
-from fissile.lab.methods import OURS
+from fissile.lab.budget_methods import OURS
 
 
 def rows(head, body):

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from fissile.__main__ import main
+from fissile.cli.__main__ import main
 
 FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
 #: A wide terminal without colours.

@@ -38,10 +38,11 @@ def pytest_collection_finish():
 @pytest.fixture(params=["plain", "kernels"])
 def way(request, monkeypatch):
     """Let packed layers run in plain PyTorch, and in the kernels where there are some."""
-    from fissile.packed import run
+
+    from fissile.packed import dispatch
 
     if request.param == "plain":
-        monkeypatch.setattr(run, "_kernels", lambda kind: None)
+        monkeypatch.setattr(dispatch, "_kernels", lambda kind: None)
     else:
         cpu = pytest.importorskip("fissile.packed.cpu", exc_type=ImportError)
         if not cpu.can_run():

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn import functional
 
-from fissile.surgery import discover
+from fissile.discovery import discover
 
 
 class Net(nn.Module):

@@ -6,31 +6,14 @@ children with disjoint inputs, prune back to the same number of non-zero weights
 >>> wide = fissile.expand(model, alpha=2, optimizer=adam)
 """
 
-from fissile import bank, data, measure, theory
-from fissile.allocation import Allocation, register_allocation
-from fissile.budget import NonZeros, nonzeros
-from fissile.convert import to_dense, to_masked
-from fissile.errors import FileError, FissileError
-from fissile.expand import dropconnect, expand
-from fissile.files import load, save
-from fissile.layers import (
-    DropConnectLinear,
-    MaskedConv2d,
-    MaskedLinear,
-    PartitionedConv2d,
-    PartitionedLinear,
-)
-from fissile.network import MLP
-from fissile.packed import (
-    PackedMaskedConv2d,
-    PackedMaskedLinear,
-    PackedPartitionedConv2d,
-    PackedPartitionedLinear,
-    pack,
-    unpack,
-)
-from fissile.rewire import Rewire
-from fissile.split import (
+from fissile import bank, data, measure
+from fissile._common.errors import FileError, FissileError
+from fissile.discovery import Discovery, Place, discover
+from fissile.expansion.budget import Allocation, NonZeros, nonzeros, register_allocation
+from fissile.expansion.convert import to_dense, to_masked
+from fissile.expansion.expand import dropconnect, expand
+from fissile.expansion.rewire import Rewire
+from fissile.expansion.split import (
     Blocks,
     Gram,
     Groups,
@@ -40,8 +23,25 @@ from fissile.split import (
     Structured,
     register_split,
 )
-from fissile.summary import summary
-from fissile.surgery import Discovery, Place, discover
+from fissile.expansion.summary import summary
+from fissile.io.files import load, save
+from fissile.layers import (
+    DropConnectLinear,
+    MaskedConv2d,
+    MaskedLinear,
+    PartitionedConv2d,
+    PartitionedLinear,
+)
+from fissile.layers.mlp import MLP
+from fissile.measure import theory
+from fissile.packed import (
+    PackedMaskedConv2d,
+    PackedMaskedLinear,
+    PackedPartitionedConv2d,
+    PackedPartitionedLinear,
+    pack,
+    unpack,
+)
 
 __version__ = "0.1.0"
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import fissile
 from fissile import discover, expand, load, nonzeros, save, to_dense
-from fissile.choose import choose
-from fissile.draw import drawer
+from fissile._common.random import drawer
+from fissile.discovery.place import choose
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,7 +14,7 @@ import pytest
 from labelled import features, idx_folder, images
 from web import serving
 
-from fissile.__main__ import main
+from fissile.cli.__main__ import main
 from fissile.data import places, write_features
 from fissile.data.entries import ENTRIES, Remote
 

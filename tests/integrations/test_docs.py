@@ -17,7 +17,8 @@ import torch
 from nbclient import NotebookClient
 
 import fissile
-from fissile import sparse, split
+from fissile.bank import sparse
+from fissile.expansion import split
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -161,11 +162,12 @@ def setting():
     layers = {"layer": torch.nn.ModuleList([fissile.MLP([8, 4, 2])])}
     return vars(fissile) | {
         "torch": torch, "nn": torch.nn, "fissile": fissile, "discover": fissile.discover,
-        "drawer": fissile.draw.drawer, "Recipe": fissile.train.Recipe, "fit": fissile.train.fit,
+        "drawer": fissile._common.random.drawer, "fit": fissile.bank.loop.fit,
+        "Recipe": fissile.bank.loop.Recipe,
         "model": dense, "dense": dense, "wide": fissile.expand(dense, 2),
         "adam": torch.optim.Adam(dense.parameters()), "x": x, "y": y, "batches": [(x, y)],
         "x_test": x, "y_test": y,
-        "loss": fissile.train.task_loss, "w1": torch.rand(4, 8), "w2": torch.rand(2, 4),
+        "loss": fissile.bank.loop.task_loss, "w1": torch.rand(4, 8), "w2": torch.rand(2, 4),
         "bert": torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict(layers)}),
     }  # fmt: skip
 
@@ -175,7 +177,7 @@ def test_an_example_in_a_docstring_runs(test, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = setting()
     fissile.save(names["wide"], "wide.safetensors")
-    if test.name.startswith("fissile.sparse."):  # whose names are not all those of fissile
+    if test.name.startswith("fissile.bank.sparse."):  # whose names are not all those of fissile
         names |= vars(sparse) | {"plan": sparse.Plan(400, direct=True), "seeds": [0, 1]}
     module = vars(sys.modules[test.globs["__name__"]])
     test.globs = names | {key: value for key, value in module.items() if key[:2] != "__"}

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fissile.__main__ import main
+from fissile.cli.__main__ import main
 from fissile.data import generated
 from fissile.data.catalogue import find, load
+from fissile.data.embed import embed, encoder
 from fissile.data.features import read_features
 from fissile.data.text import read_clinc
-from fissile.embed import embed, encoder
 
 FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
 MINE = """

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from command import called
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
 from fissile.lab.pool import pool
 from fissile.lab.results import load
 from fissile.lab.run import Here, RunFailed, Tally, Watcher, run
@@ -48,7 +48,7 @@ def stored(folder):
 
 
 def start(folder):
-    command = [sys.executable, "-m", "fissile", *ARGUMENTS, str(folder)]
+    command = [sys.executable, "-m", "fissile.cli", *ARGUMENTS, str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -137,7 +137,7 @@ def family(process):
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_no_process_of_a_pool_outlives_its_run(tmp_path, how, code):
-    command = [sys.executable, "-m", "fissile", *ARGUMENTS, str(tmp_path), "--jobs", "2"]
+    command = [sys.executable, "-m", "fissile.cli", *ARGUMENTS, str(tmp_path), "--jobs", "2"]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     ) as process:

@@ -16,7 +16,7 @@ from torch import nn
 
 import fissile
 import fissile.integrations.lightning as integration
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.integrations.lightning import ExpandAt
 
 pytestmark = QUIET

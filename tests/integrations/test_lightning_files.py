@@ -7,7 +7,7 @@ from lightnings import EPOCHS, QUIET, Net, cached, every_epoch, loader, same, tr
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 import fissile
-from fissile.errors import FileError, FissileError
+from fissile._common.errors import FileError, FissileError
 from fissile.integrations.lightning import ExpandAt, load
 
 pytestmark = QUIET

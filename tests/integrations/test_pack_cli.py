@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fissile
+from fissile.expansion.structure import recipe_of
+from fissile.io.packing import pack_file, read, unpack_file
 from fissile.packed.header import lengthened, opened
 from fissile.packed.narrow import narrow_sizes
-from fissile.recipe import recipe_of
-from fissile.repack import pack_file, read, unpack_file
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

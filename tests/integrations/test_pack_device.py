@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fissile import MLP, FissileError, expand, load, pack, save, unpack
-from fissile.packed import plain, run
+from fissile.packed import dispatch, plain
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -158,9 +158,9 @@ def test_few_samples_agree(batch, alpha, activation, biased, inputs, dtype):
     weight, bias = large(16 * 139, inputs, alpha, dtype, biased=biased)
     x = torch.randn(batch, inputs, device="cuda").to(dtype)
     assert few.suits(x, weight, None, bias, alpha)
-    found = run.owned(x, weight, None, bias, alpha, activation)
+    found = dispatch.owned(x, weight, None, bias, alpha, activation)
     assert is_right(found, exact(x, weight, bias, alpha, activation))
-    assert torch.equal(found, run.owned(x, weight, None, bias, alpha, activation))
+    assert torch.equal(found, dispatch.owned(x, weight, None, bias, alpha, activation))
 
 
 @needs_hopper
@@ -173,7 +173,7 @@ def test_few_samples_in_graphs_streams_and_threads(cold, batch):
     x = torch.randn(batch, 4096, device="cuda").half()
 
     def call():
-        return run.owned(x, weight, None, bias, 8, "relu")
+        return dispatch.owned(x, weight, None, bias, 8, "relu")
 
     def first(where):  # of all calls, if it is cold
         if cold:
@@ -214,7 +214,7 @@ def test_a_kernel_that_is_there_early_waits(way):
             x = x * 1  # a kernel of PyTorch's comes before, but not always
             pause()
             for weight in (used, weights[i % 5]):
-                x = run.owned(x, weight, None, None, 8, "none")
+                x = dispatch.owned(x, weight, None, None, 8, "none")
                 pause()
                 x = x.flatten()[: batch * 4096].view(batch, 4096)
             x = torch.cat([x.flatten(), first.flatten()])[: 8 * 4096]
@@ -245,7 +245,7 @@ def test_what_does_not_suit_goes_elsewhere():
         x = torch.randn(batch * 4096 + start, device="cuda").half()[start:].view(batch, 4096)
         assert not few.suits(x, weight, None, None, 8)
         assert is_right(
-            run.owned(x, weight, None, None, 8, "none"), exact(x, weight, None, 8, "none")
+            dispatch.owned(x, weight, None, None, 8, "none"), exact(x, weight, None, 8, "none")
         )
 
 
@@ -262,7 +262,7 @@ def test_without_a_compiler_triton_serves(batch, monkeypatch):
     weight, _ = large(4096, 4096, 8, torch.float16, biased=False)
     x = torch.randn(batch, 4096, device="cuda").half()
     with pytest.warns(UserWarning, match="out of order"):
-        found = run.owned(x, weight, None, None, 8, "none")
+        found = dispatch.owned(x, weight, None, None, 8, "none")
     assert is_right(found, exact(x, weight, None, 8, "none"))
-    assert torch.equal(run.owned(x, weight, None, None, 8, "none"), found)  # said once
+    assert torch.equal(dispatch.owned(x, weight, None, None, 8, "none"), found)  # said once
     few._kernel.cache_clear()

@@ -21,9 +21,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fissile
 from fissile.bank import Data
+from fissile.bank.loop import Recipe
 from fissile.sklearn import FissileClassifier
 from fissile.sklearn.trainer import Task, make
-from fissile.train import Recipe
 
 QUICK = {
     "hidden": 6, "alpha": 2, "recipe": "paper", "warm_up": 2, "fine_tune": 2, "lr": 1e-2,

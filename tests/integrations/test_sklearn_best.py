@@ -15,11 +15,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fissile
+from fissile.bank.sparse import recipe, train
+from fissile.bank.sparse.module import module_of
 from fissile.sklearn import FissileClassifier
-from fissile.sklearn.best import Best, plans_for, scale_of
 from fissile.sklearn.samples import can_hold_out
-from fissile.sparse import recipe, train
-from fissile.sparse.module import module_of
+from fissile.sklearn.search import Best, plans_for, scale_of
 
 QUICK = {"nonzeros": 60, "tries": 2, "warm_up": 2, "fine_tune": 2, "random_state": 0}
 

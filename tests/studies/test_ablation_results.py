@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fissile.lab.methods import ABLATED, METHODS, OURS
+from fissile.bank.sparse import recipe
+from fissile.lab.budget_methods import ABLATED, METHODS, OURS
 from fissile.lab.studies.frontier import ABLATIONS
-from fissile.sparse import recipe
 
 ROOT = Path(__file__).parents[2]
 RESULTS = json.loads((ROOT / "benchmarks" / "results" / "ablation.json").read_text("utf-8"))

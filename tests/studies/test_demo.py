@@ -9,7 +9,7 @@ import time
 import pytest
 from inventions import invented
 
-from fissile import demo
+from fissile.cli import demo
 
 
 def test_the_demo_prints_a_table_a_verdict_and_draws(tmp_path, capsys):
@@ -44,7 +44,7 @@ def test_trials_are_repeatable_and_keep_the_budget():
 
 
 def test_ctrl_c_ends_the_demo_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "fissile.demo", "--epochs", "1000000", "--out", tmp_path]
+    command = [sys.executable, "-m", "fissile.cli.demo", "--epochs", "1000000", "--out", tmp_path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
         assert running.stdout.readline()  # it says what it is about to do
         time.sleep(3)

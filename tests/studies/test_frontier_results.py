@@ -6,10 +6,10 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from fissile.lab.contender import Contender
-from fissile.lab.methods import CONTENDERS, SETTINGS
+from fissile.bank.sparse import recipe
+from fissile.lab.budget_methods import CONTENDERS, SETTINGS
+from fissile.lab.budget_trial import Contender
 from fissile.lab.studies.frontier import FRONTIERS
-from fissile.sparse import recipe
 
 ROOT = Path(__file__).parents[2]
 FPE = ("fpe-2", "fpe-4", "fpe-8", "fpe-16")

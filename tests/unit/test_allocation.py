@@ -12,11 +12,11 @@ from torch import nn
 
 import fissile
 from fissile import MLP, Allocation, FissileError, expand, nonzeros, to_dense
-from fissile.allocation import allocation_names, register_allocation, resolve_allocation
+from fissile._common.random import drawer, seeded
 from fissile.bank.stack import stacked_modules
-from fissile.draw import drawer, seeded
-from fissile.pattern import Form, split_pair
-from fissile.split import Random
+from fissile.expansion.budget import allocation_names, register_allocation, resolve_allocation
+from fissile.expansion.pattern import Form, split_pair
+from fissile.expansion.split import Random
 
 RULES = ["magnitude", "layer", "erdos-renyi", "saliency"]
 MENDED = RULES[1:]
@@ -373,8 +373,8 @@ def test_a_foreign_rule_may_not_keep_zeros():
 
 
 def test_a_foreign_rule_by_name(monkeypatch):
-    known = dict(fissile.allocation._ALLOCATIONS)
-    monkeypatch.setattr(fissile.allocation, "_ALLOCATIONS", known)
+    known = dict(fissile.expansion.budget._ALLOCATIONS)
+    monkeypatch.setattr(fissile.expansion.budget, "_ALLOCATIONS", known)
     fissile.register_allocation("same", lambda: Fixed(lambda a, b: (a, b)))
     dense = MLP([6, 4, 2])
     same, layer = (expand(dense, 2, allocation=rule) for rule in ("same", "layer"))

@@ -20,8 +20,8 @@ from fissile.bank import (
     Expand,
     Spec,
 )
+from fissile.bank.loop import Recipe, accuracy, fit
 from fissile.data import dnf_task
-from fissile.train import Recipe, accuracy, fit
 
 ARMS = {
     "dense": Dense(),

@@ -8,11 +8,11 @@ import torch
 
 import fissile
 from fissile import MLP, FissileError, Overlapping
-from fissile.bank import Bank, Data, Dense, Expand, Spec, engines, gpu, graphics
+from fissile._common.random import order, order_keys
+from fissile.bank import Bank, Data, Dense, Expand, Spec, engines, gpu, gpu_engine
 from fissile.bank import plain as plain_engine
+from fissile.bank.loop import Recipe, accuracy, fit, task_loss
 from fissile.layers import SparseLinear
-from fissile.order import order, order_keys
-from fissile.train import Recipe, accuracy, fit, task_loss
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
@@ -383,8 +383,8 @@ def test_the_engine_agrees_with_the_plain_one_and_freezes_what_diverges(monkeypa
     specs = [Spec([8, 6, 1], data[i % 2], seed=i, recipe=recipe) for i in range(3)]
     specs.append(Spec([8, 6, 1], data[0], seed=7, recipe=Recipe(lr=1e38, batch=16)))
     expected = bank_of(specs, plain_engine.run, monkeypatch)
-    found = bank_of(specs, graphics.run, monkeypatch)
-    assert all(graphics.can(stack) for stack in found._stacks)
+    found = bank_of(specs, gpu_engine.run, monkeypatch)
+    assert all(gpu_engine.can(stack) for stack in found._stacks)
     assert found.diverged == expected.diverged == [9, 10, 11]
     torch.testing.assert_close(found.accuracy, expected.accuracy, equal_nan=True)
     torch.testing.assert_close(found.loss, expected.loss, equal_nan=True, rtol=1e-4, atol=1e-5)
@@ -406,16 +406,16 @@ def test_networks_of_several_shapes_share_a_launch_and_do_not_notice(monkeypatch
         recipe = Recipe(lr=1e-2, batch=16, l1=1e-3, orthogonal=0.0)
         specs.append(Spec([inputs, hidden, 1], data, seed=seed, recipe=recipe))
     banks = [Bank(specs, device=DEVICE), Bank(specs, device=DEVICE)]
-    groups = graphics.together(banks[0]._stacks)
+    groups = gpu_engine.together(banks[0]._stacks)
     assert sorted(len(group) for group in groups) == [1, 4]  # 20 inputs need a wider tile
     seen = []
     for group in groups:
-        graphics.run_together(
+        gpu_engine.run_together(
             group, 2, lambda stack, *curves: seen.append((stack, *curves)), torch.device(DEVICE)
         )
     for stack in banks[1]._stacks:
         alone = []
-        graphics.run(
+        gpu_engine.run(
             stack, 2, lambda *curves, alone=alone: alone.append(curves), torch.device(DEVICE)
         )
         mine = next(one for one in banks[0]._stacks if torch.equal(one.members, stack.members))
@@ -443,10 +443,10 @@ def test_the_engine_leaves_the_last_recorded_epoch_when_interrupted(monkeypatch)
         if stack.epoch == 1:
             raise KeyboardInterrupt
 
-    graphics.run(stack, 1, lambda *_: None, torch.device(DEVICE))
+    gpu_engine.run(stack, 1, lambda *_: None, torch.device(DEVICE))
     before = {k: v.clone() for k, v in stack.module.state_dict().items()}
     monkeypatch.setattr(gpu, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        graphics.run(stack, 3, lambda *_: None, torch.device(DEVICE))
+        gpu_engine.run(stack, 3, lambda *_: None, torch.device(DEVICE))
     assert stack.epoch == 1
     assert all(torch.equal(before[k], v) for k, v in stack.module.state_dict().items())

@@ -14,8 +14,8 @@ from banks import assert_same, blobs
 
 import fissile
 from fissile import FissileError
-from fissile.bank import Bank, Progress, Spec, engines, plain, processor
-from fissile.train import Recipe
+from fissile.bank import Bank, Progress, Spec, cpu_engine, engines, plain
+from fissile.bank.loop import Recipe
 
 
 @pytest.mark.parametrize("engine", ["auto", "plain"])
@@ -91,7 +91,7 @@ def test_out_of_memory_halves_the_stack_and_says_so(monkeypatch, caplog):
 SCARCE = """
 import resource, torch
 from fissile.bank import Bank, Data, Spec
-from fissile.train import Recipe
+from fissile.bank.loop import Recipe
 x, y = torch.rand(512, 1000), torch.randint(0, 2, (512,))
 data, recipe = Data(x, y, x[:8], y[:8]), Recipe(batch=512)
 small = Bank([Spec([1000, 2, 1], data, recipe=recipe)], engine="plain")
@@ -120,7 +120,7 @@ def test_out_of_memory_in_the_pool_goes_on_in_parts(monkeypatch, caplog):
     def none(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(processor, "read", none)
+    monkeypatch.setattr(cpu_engine, "read", none)
     with caplog.at_level(logging.WARNING, "fissile"):
         bank.train(until=2)
     assert "out of memory, going on in smaller parts" in caplog.text
@@ -134,7 +134,7 @@ def test_an_error_costs_no_network(engine, monkeypatch):
     whole, bank = Bank(specs, engine=engine), Bank(specs, engine=engine)
     whole.train(until=4), bank.train(until=1)
     places = {
-        "auto": [(processor, "read"), (processor._Job, "_slice"), (processor._News, "deliver")],
+        "auto": [(cpu_engine, "read"), (cpu_engine._Job, "_slice"), (cpu_engine._News, "deliver")],
         "plain": [(plain._Engine, "_step"), (plain, "_finite"), (plain._Engine, "accuracy")],
     }
     for place, name in places[engine]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fissile import MLP, dropconnect, expand, nonzeros, summary
-from fissile.budget import keep_largest, prune_back
+from fissile.expansion.budget import keep_largest, prune_back
 
 magnitudes = st.lists(st.integers(0, 3), min_size=1, max_size=20)
 

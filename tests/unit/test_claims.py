@@ -3,7 +3,7 @@
 import pytest
 from inventions import invented
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.lab.claims import Beats, Explains, Levels, Near, Often, Together, Trend
 from fissile.lab.stats import compare
 

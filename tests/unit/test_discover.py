@@ -9,7 +9,7 @@ from torch.nn import functional
 from wired import Net, Unreadable, halved, pair, places, why
 
 from fissile import MLP, FissileError
-from fissile.surgery import discover, trace
+from fissile.discovery import discover, trace
 
 MLP_PLACE = [("mlp", ("fc1",), "fc2")]
 

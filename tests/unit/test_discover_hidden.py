@@ -12,7 +12,7 @@ from torch.nn import functional
 from wired import Unreadable, pair, places, why
 
 from fissile import MLP, expand
-from fissile.surgery import discover
+from fissile.discovery import discover
 
 MLP_PLACE = [("mlp", ("fc1",), "fc2")]
 X = torch.linspace(-1, 1, 20).view(5, 4)

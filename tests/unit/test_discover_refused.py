@@ -8,7 +8,7 @@ from torch.nn.utils import parametrizations, prune
 from wired import Net, Unreadable, filters, halved, pair, places, why
 
 from fissile import MLP, expand
-from fissile.surgery import discover
+from fissile.discovery import discover
 
 
 @torch.no_grad()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from fissile._common.errors import FissileError
 from fissile.data import Formula, Samples, dnf, dnf_task
 from fissile.data.dnf import _NEAR, _POSITIVE, _UNIFORM, _bits, _choose, _kinds
-from fissile.errors import FissileError
 
 SHAPES = [(1, 2), (1, 4), (2, 2), (2, 3), (3, 2), (2, 4), (5, 2), (8, 4), (9, 3)]
 Row = tuple[int, ...]

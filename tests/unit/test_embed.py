@@ -15,13 +15,13 @@ from PIL import Image, ImageOps
 from torch import nn
 
 from fissile import __version__
+from fissile._common.errors import FileError, FissileError
+from fissile.data.embed import embed, encoder, source
+from fissile.data.embed.pca import fit
+from fissile.data.embed.sources import of_folder, of_images, of_texts
 from fissile.data.features import read_features, write_features
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
-from fissile.embed import embed, encoder, source
-from fissile.embed.pca import fit
-from fissile.embed.sources import of_folder, of_images, of_texts
-from fissile.errors import FileError, FissileError
 
 TINY = f"module:{__name__}:tiny"
 
@@ -198,7 +198,7 @@ def test_components_are_not_held_in_memory(tmp_path, monkeypatch):
         assert isinstance(data.x_test, np.memmap)
         write_features(to, data)
 
-    monkeypatch.setattr("fissile.embed.run.write_features", write)
+    monkeypatch.setattr("fissile.data.embed.run.write_features", write)
     monkeypatch.setattr("fissile.data.sets._CHUNK", 100)  # bytes: five rows
     made = embed(words(), Letters(), tmp_path / "x.npz", pca=2, dtype="float32")
     monkeypatch.undo()

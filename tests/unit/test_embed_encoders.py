@@ -10,12 +10,12 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from fissile.__main__ import main
+from fissile._common.errors import FileError, FissileError
+from fissile.cli.__main__ import main
+from fissile.data.embed import encoder
+from fissile.data.embed.frozen import ImageEncoder, TextEncoder, fingerprint
+from fissile.data.embed.names import stem
 from fissile.data.entries import ENTRIES
-from fissile.embed import encoder
-from fissile.embed.frozen import ImageEncoder, TextEncoder, fingerprint
-from fissile.embed.names import stem
-from fissile.errors import FileError, FissileError
 
 HERE = f"module:{__name__}"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from test_embed import Letters, whole, words
 
-from fissile.embed import embed
-from fissile.embed.part import Part
-from fissile.errors import FileError
+from fissile._common.errors import FileError
+from fissile.data.embed import embed
+from fissile.data.embed.part import Part
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ""])
@@ -50,7 +50,9 @@ def test_a_crash_after_the_file_is_written(tmp_path, monkeypatch):
     """The target is there and so are all rows: the second run only tidies up."""
     to = tmp_path / "x.npz"
     with monkeypatch.context() as patch:
-        patch.setattr("fissile.embed.part.Part.remove", lambda part: Letters(stop=0).encode([]))
+        patch.setattr(
+            "fissile.data.embed.part.Part.remove", lambda part: Letters(stop=0).encode([])
+        )
         with pytest.raises(KeyboardInterrupt):
             embed(words(), Letters(), to)
     before, again = to.read_bytes(), Letters()
@@ -164,7 +166,7 @@ def test_killed_while_tidying_up(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fissile.embed.part.shutil.rmtree", half)
+        patch.setattr("fissile.data.embed.part.shutil.rmtree", half)
         with pytest.raises(KeyboardInterrupt):
             embed(words(), Letters(), to)
     assert sorted(os.listdir(tmp_path)) == [".x.npz.part.done", "x.npz"]

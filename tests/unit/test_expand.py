@@ -13,10 +13,10 @@ from torch.nn.utils import prune
 
 import fissile
 from fissile import MLP, FissileError, Groups, Structured, expand, nonzeros, to_dense, to_masked
-from fissile.choose import choose
-from fissile.draw import drawer
+from fissile._common.random import drawer
+from fissile.discovery import discover
+from fissile.discovery.place import choose
 from fissile.layers import MaskedLinear, PartitionedLinear
-from fissile.surgery import discover
 
 
 def expanded(case):
@@ -102,7 +102,7 @@ def test_function_is_the_references(split):
     dense = MLP([16, 8, 5]).double()
     wide = expand(dense, 2, split, seed=3)
     w1, b1, w2, b2 = (p.detach().numpy() for p in dense.parameters())
-    owner = fissile.split.resolve_split(split).deal(
+    owner = fissile.expansion.split.resolve_split(split).deal(
         torch.tensor(w1), 2, drawer(torch.Generator().manual_seed(3))
     )
     wide1, bias1, wide2 = reference.expand(w1, b1, w2, owner.tolist(), 2)

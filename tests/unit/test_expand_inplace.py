@@ -8,7 +8,7 @@ from kinds import EVERY, SORTS, Deep, Plain, train, trained
 from torch import nn
 
 from fissile import MLP, FissileError, expand, to_dense, to_masked
-from fissile.assemble import Replacement, assemble
+from fissile.expansion.replace import Replacement, assemble
 
 
 @EVERY

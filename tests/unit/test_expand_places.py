@@ -13,10 +13,10 @@ from torch import nn
 
 import fissile
 from fissile import FissileError, Rewire, expand, nonzeros, to_dense, to_masked
-from fissile.draw import drawer, seeded
+from fissile._common.random import drawer, seeded
+from fissile.expansion.pattern import Form, split_pair
+from fissile.expansion.split import resolve_split
 from fissile.layers import MaskedConv2d, MaskedLinear, PartitionedConv2d
-from fissile.pattern import Form, split_pair
-from fissile.split import resolve_split
 
 
 def blocks(layer):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.lab.compute import Outcome
 from fissile.lab.fidelity import TARGETS, Reading, best, common, compared, unreached, works
 from fissile.lab.fidelity_text import markdown

@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fissile
-from fissile import MLP, FileError, dropconnect, expand, load, network, nonzeros, save, to_masked
+from fissile import MLP, FileError, dropconnect, expand, load, nonzeros, save, to_masked
+from fissile.layers import mlp
 
 
 def same(one, other):
@@ -196,7 +197,7 @@ def test_a_number_with_too_many_digits(saved):
         load(saved)
 
 
-@pytest.mark.parametrize("name", sorted(network._ACTIVATIONS))
+@pytest.mark.parametrize("name", sorted(mlp._ACTIVATIONS))
 def test_every_activation_round_trips(name, tmp_path):
     wide = expand(MLP([6, 4, 2], activation=name), 2)
     save(wide, tmp_path / "m")

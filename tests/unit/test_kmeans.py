@@ -14,10 +14,10 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-import fissile.kmeans as module
-from fissile.draw import Draw, drawer, stacked
-from fissile.errors import FissileError
-from fissile.kmeans import kmeans
+import fissile.expansion.split as module
+from fissile._common.errors import FissileError
+from fissile._common.random import Draw, drawer, stacked
+from fissile.expansion.split import kmeans
 
 DTYPES = (torch.float32, torch.float64)
 

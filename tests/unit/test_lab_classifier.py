@@ -8,14 +8,14 @@ import torch
 from torch.optim import Adam
 
 import fissile
+from fissile._common.errors import FissileError
+from fissile.bank.loop import accuracy, fit
 from fissile.data import catalogue
-from fissile.errors import FissileError
 from fissile.lab import classifier
 from fissile.lab.compute import compute
 from fissile.lab.run import run
 from fissile.lab.store import Store
 from fissile.lab.trial import Arm, Features, Trial
-from fissile.train import accuracy, fit
 
 DATA = Features("generated")
 

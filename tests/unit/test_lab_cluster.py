@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from fissile import cores
+from fissile._common import cores
+from fissile._common.errors import FissileError
 from fissile.data.generated import features
 from fissile.data.sets import Labelled
-from fissile.errors import FissileError
 from fissile.lab.classifier import Classifiers, load, provided
-from fissile.lab.cluster import crew, task
-from fissile.lab.cluster.connect import answers
-from fissile.lab.cluster.crew import Crew, Node, Shares, nodes_of, shares_of
-from fissile.lab.cluster.workers import BASE
 from fissile.lab.compute import compute
 from fissile.lab.progress import Bar
+from fissile.lab.ray import pool, task
+from fissile.lab.ray.connect import answers
+from fissile.lab.ray.pool import Crew, Node, Shares, nodes_of, shares_of
+from fissile.lab.ray.workers import BASE
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Boolean, Features, Images, Sampling, Trial
 
@@ -75,15 +75,15 @@ def asked(monkeypatch):
     """What the autoscaler is asked for, on a cluster that the first look finds without nodes."""
     sdk, found = pytest.importorskip("ray.autoscaler.sdk"), []
     monkeypatch.setattr(sdk, "request_resources", lambda bundles: found.append(bundles))
-    monkeypatch.setattr(crew, "_LOOK", 0.0)
-    monkeypatch.setattr(crew, "_POLL", 0.0)
+    monkeypatch.setattr(pool, "_LOOK", 0.0)
+    monkeypatch.setattr(pool, "_POLL", 0.0)
     return found
 
 
 def looks(monkeypatch, *nodes):
     """Let every look at the cluster find the next of these, and then the last."""
     left = list(nodes)
-    monkeypatch.setattr(crew, "_nodes", lambda: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(pool, "_nodes", lambda: left.pop(0) if len(left) > 1 else left[0])
 
 
 def test_workers_that_come_later_are_waited_for_and_asked_for(monkeypatch, caplog, asked):
@@ -97,7 +97,7 @@ def test_workers_that_come_later_are_waited_for_and_asked_for(monkeypatch, caplo
 
 def test_more_workers_are_asked_for_where_there_is_more_to_do(monkeypatch, asked):
     looks(monkeypatch, [], [], [Node(4, 1, 64e9)])
-    monkeypatch.setattr(crew, "PATIENCE", sum(work.cost for work in 3 * WORKS) / 9)
+    monkeypatch.setattr(pool, "PATIENCE", sum(work.cost for work in 3 * WORKS) / 9)
     Crew(3 * WORKS, device="cuda", patience=60.0)
     assert asked == [9 * [{"CPU": 1, "GPU": 1}], []]
     looks(monkeypatch, [], [], [Node(4, 1, 64e9)])
@@ -123,7 +123,7 @@ def test_whoever_waits_can_be_interrupted(monkeypatch, asked):
         raise KeyboardInterrupt
 
     looks(monkeypatch, [])
-    monkeypatch.setattr(crew.time, "sleep", interrupted)
+    monkeypatch.setattr(pool.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Crew(WORKS, patience=60.0)
     assert asked == [[{"CPU": 1}], []]

@@ -9,14 +9,15 @@ import torch
 from labelled import features
 
 import fissile
+from fissile._common.errors import FissileError
+from fissile.bank.sparse import train
 from fissile.data.sets import Labelled
-from fissile.errors import FissileError
-from fissile.lab import contest as arena
+from fissile.lab import budget_search as arena
+from fissile.lab.budget_methods import ABLATED, CONTENDERS, METHODS, OURS, SETTINGS
+from fissile.lab.budget_search import contest
+from fissile.lab.budget_trial import SEARCHED, Contender
 from fissile.lab.claims import Leads
 from fissile.lab.compute import Outcome, compute
-from fissile.lab.contender import SEARCHED, Contender
-from fissile.lab.contest import contest
-from fissile.lab.methods import ABLATED, CONTENDERS, METHODS, OURS, SETTINGS
 from fissile.lab.report import _settings
 from fissile.lab.results import load
 from fissile.lab.run import batches, run
@@ -25,7 +26,6 @@ from fissile.lab.studies import STUDIES, find
 from fissile.lab.studies.frontier import ABLATIONS, FRONTIERS
 from fissile.lab.task import HELD_OUT, Features, source
 from fissile.lab.trial import from_spec
-from fissile.sparse import train
 
 TASK = Features("generated")  # 64 inputs, 20 classes
 

@@ -8,8 +8,8 @@ from math import inf
 import pytest
 
 from fissile.lab import run as running
+from fissile.lab.batching import Halt, Here, Lane, Lost, Pending, Recalled, Report, memory_of
 from fissile.lab.compute import Outcome
-from fissile.lab.lanes import Halt, Here, Lane, Lost, Pending, Recalled, Report, memory_of
 from fissile.lab.run import RunFailed, Tally, Watcher, run
 from fissile.lab.store import Provenance, Store
 from fissile.lab.trial import Arm, Boolean, Contender, Features, Trial

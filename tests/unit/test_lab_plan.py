@@ -10,10 +10,10 @@ from command import called
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.lab import measured
+from fissile.lab.budget_search import contest
 from fissile.lab.compute import Outcome, compute
-from fissile.lab.contest import contest
 from fissile.lab.cost import data_bytes, process_bytes
 from fissile.lab.measured import Load, Speed, Worker, kind_of, loads, machine_of, worker_for
 from fissile.lab.plan import plan
@@ -307,7 +307,7 @@ def test_of_convolutional_networks_only_some_are_in_memory_at_once():
 
 
 def _parameters(task):
-    from fissile.vision import ConvNet
+    from fissile.bank.vision import ConvNet
 
     return sum(p.numel() for p in ConvNet(task.projection, 8, task.outputs).parameters())
 

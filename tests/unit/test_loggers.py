@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fissile
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.integrations.loggers import Logger, MLflow, Several, TensorBoard, WandB, describe
 from fissile.layers import (
     MaskedConv2d,

@@ -18,8 +18,8 @@ from jaxtyping import TypeCheckError, install_import_hook
 from sklearn.metrics import adjusted_rand_score, rand_score
 from torch import Tensor
 
-from fissile.draw import Draw, drawer, stacked
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
+from fissile._common.random import Draw, drawer, stacked
 
 
 def fresh(*hooks: AbstractContextManager[object]) -> ModuleType:

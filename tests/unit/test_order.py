@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fissile.order import ROUNDS, hash32, noise, order, order_keys
+from fissile._common.random import ROUNDS, hash32, noise, order, order_keys
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fissile import MLP, FissileError, expand, pack, unpack
-from fissile.packed import run
+from fissile.packed import dispatch
 from fissile.packed.block import Block
 from fissile.packed.cpu import can_run
 from fissile.packed.cpu.threads import LEAST
@@ -29,7 +29,7 @@ def general(packed, x):
 @pytest.fixture
 def quick(monkeypatch):
     """Let nothing but the prepared call answer."""
-    monkeypatch.setattr(run, "block", lambda *_: pytest.fail("it went the general way"))
+    monkeypatch.setattr(dispatch, "block", lambda *_: pytest.fail("it went the general way"))
 
 
 @pytest.mark.usefixtures("quick")

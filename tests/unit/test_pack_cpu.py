@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.packed import cpu
 from fissile.packed.cpu import linear, threads
 

@@ -12,9 +12,9 @@ from packs import LAYOUTS, parts, round_trip, same
 from torch import nn
 
 from fissile import MLP, FileError, expand, load, pack, save, to_masked, unpack
-from fissile.packed import files, run
+from fissile.io.packing import pack_file, unpack_file
+from fissile.packed import dispatch, files
 from fissile.packed.bits import MANTISSA
-from fissile.repack import pack_file, unpack_file
 
 DTYPES = list(MANTISSA)
 LINES = pytest.mark.parametrize("layout", LAYOUTS)
@@ -25,7 +25,7 @@ GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 40, "n_positions"
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    monkeypatch.setattr(run, "_kernels", lambda kind: None)
+    monkeypatch.setattr(dispatch, "_kernels", lambda kind: None)
 
 
 @settings(max_examples=15, deadline=None)

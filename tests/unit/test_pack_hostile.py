@@ -14,15 +14,16 @@ from packs import LAYOUTS, parts, same, write
 from safetensors.torch import save_file
 from torch import nn
 
-from fissile import MLP, FileError, content, expand, load, pack, save, to_dense, unpack
-from fissile.packed import header, run
+from fissile import MLP, FileError, expand, load, pack, save, to_dense, unpack
+from fissile.io import inspect
+from fissile.packed import dispatch, header
 from fissile.packed.header import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
 
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    monkeypatch.setattr(run, "_kernels", lambda kind: None)
+    monkeypatch.setattr(dispatch, "_kernels", lambda kind: None)
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +317,7 @@ def test_files_of_a_later_version_ask_for_it(clean, tmp_path):
     tensors, recipe = parts(path)
     entry(recipe).update(layout="spiral")
     write(path, tensors, recipe)
-    for read in (load, content.read):
+    for read in (load, inspect.read):
         with pytest.raises(FileError, match=r"'spiral': written by a newer fissile; update it"):
             read(path)
 
@@ -359,7 +360,7 @@ def test_filters_of_another_size_are_refused(kernel, tmp_path):
     tensors, recipe = parts(path)
     entry(recipe, "0").update(kernel=kernel)
     write(path, tensors, recipe)
-    for read in (lambda: load(path, dense), lambda: content.read(path)):
+    for read in (lambda: load(path, dense), lambda: inspect.read(path)):
         with pytest.raises(FileError, match=str(path)):
             read()
 
@@ -370,7 +371,7 @@ def test_a_linear_layer_has_no_filters(clean, tmp_path):
     tensors, recipe = parts(path)
     entry(recipe).update(kernel=[1, 1])
     write(path, tensors, recipe)
-    for read in (load, content.read):
+    for read in (load, inspect.read):
         with pytest.raises(FileError, match=r"kernel=\[1, 1\] in the recipe, not None"):
             read(path)
 
@@ -392,7 +393,7 @@ def test_children_that_no_parents_have_are_refused(tmp_path):
     tensors, recipe = parts(tmp_path / "m")
     entry(recipe, "0").update(outputs=9)
     write(tmp_path / "m", tensors, recipe)
-    for read in (lambda: load(tmp_path / "m", bare), lambda: content.read(tmp_path / "m")):
+    for read in (lambda: load(tmp_path / "m", bare), lambda: inspect.read(tmp_path / "m")):
         with pytest.raises(FileError, match="in the recipe"):
             read()
 

@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from fissile.lab.budget_methods import METHODS
 from fissile.lab.frame import cells, pick
-from fissile.lab.methods import METHODS
 from fissile.lab.plots import draw, numbers
 from fissile.lab.plots import methods as method_looks
 from fissile.lab.plots.heat import written

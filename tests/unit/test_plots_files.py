@@ -11,7 +11,7 @@ import pytest
 from figures import Figures, frame_of, pictures_of
 from matplotlib.figure import Figure
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
 from fissile.lab.frame import cells, pick
 from fissile.lab.plots import draw, numbers, save
 from fissile.lab.stats import line

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fissile import MLP, FileError, dropconnect, expand, load, nonzeros, save, to_dense, to_masked
-from fissile.recipe import rebuild, recipe_of
+from fissile.expansion.structure import rebuild, recipe_of
 
 EVERY = pytest.mark.parametrize("sort", SORTS.values(), ids=SORTS)
 

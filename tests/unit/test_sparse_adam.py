@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fissile.sparse.adam import Moments, Rates, _on_gpu, _plain, adam, unbiased
+from fissile.bank.sparse.adam import Moments, Rates, _on_gpu, _plain, adam, unbiased
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LR, DECAY, L1 = [1e-2, 3e-3, 0.3], [0.0, 0.5, 0.1], [1e-2, 0.0, 1e-3]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fissile import FissileError
-from fissile.sparse import Plan, Prune, Rewire, SplitAt, train
+from fissile.bank.sparse import Plan, Prune, Rewire, SplitAt, train
 
 INPUTS, CLASSES = 8, 3
 DENSE = 16 * (INPUTS + 1 + CLASSES) + CLASSES

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fissile.sparse.loss import _on_gpu, _plain, error
+from fissile.bank.sparse.loss import _on_gpu, _plain, error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMOOTH = [0.0, 0.25, 0.0, 0.25, 0.5, 0.0]  # of two seeds, three plans each

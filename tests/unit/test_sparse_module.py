@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fissile
-from fissile.sparse import Plan, Prune, train
-from fissile.sparse.module import SparseNet, module_of
+from fissile.bank.sparse import Plan, Prune, train
+from fissile.bank.sparse.module import SparseNet, module_of
 
 PRUNE = Prune(0.1, 0.7, "second-order")
 PLANS = {

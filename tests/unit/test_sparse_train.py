@@ -8,11 +8,11 @@ from torch.nn import functional as F
 
 import fissile
 from fissile import MLP
-from fissile.order import order
-from fissile.sparse import Plan, Prune, Rewire, SplitAt, Stack, train
-from fissile.sparse.changes import tick
-from fissile.sparse.recipe import plans as recipe
-from fissile.sparse.recipe import within_budget
+from fissile._common.random import order
+from fissile.bank.sparse import Plan, Prune, Rewire, SplitAt, Stack, train
+from fissile.bank.sparse.changes import tick
+from fissile.bank.sparse.recipe import plans as recipe
+from fissile.bank.sparse.recipe import within_budget
 
 CPU = torch.device("cpu")
 INPUTS, CLASSES = 8, 3

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from networks import splits_for
 
 from fissile import Blocks, Gram, Groups, Random, Structured
-from fissile.draw import seeded
-from fissile.kmeans import gram_points
+from fissile._common.random import seeded
+from fissile.expansion.split import gram_points
 from fissile.layers import gathered, owner_mask, spread
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.lab.stats import compare, fold_change, line, summary
 
 VALUES = arrays.arrays(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fissile.errors import FissileError
-from fissile.theory import RandomSparse, required_width
+from fissile._common.errors import FissileError
+from fissile.measure.theory import RandomSparse, required_width
 
 TINY = [(4, 2, 2, 2), (6, 2, 2, 2), (6, 3, 3, 1), (6, 2, 1, 2), (8, 4, 2, 2), (6, 2, 1, 4)]
 NETS = [(32, 4, 16, 2), (32, 4, 64, 2), (24, 3, 8, 2), (24, 2, 10, 3), (30, 5, 4, 1), (20, 2, 3, 6)]
@@ -192,7 +192,7 @@ def test_simulation_is_seeded_and_never_certain() -> None:
 def test_simulation_does_not_depend_on_where_chunks_end(monkeypatch: pytest.MonkeyPatch) -> None:
     net = RandomSparse(32, 4, 16, 2)
     whole = net.simulate(100, seed=2)
-    monkeypatch.setattr("fissile.theory._CHUNK", 7 * net.children * net.literals)
+    monkeypatch.setattr("fissile.measure.theory._CHUNK", 7 * net.children * net.literals)
     assert net.simulate(100, seed=2) == whole  # fifteen chunks, the last one short
 
 

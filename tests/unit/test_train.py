@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fissile import MLP, expand
+from fissile.bank.loop import Recipe, accuracy, fit, penalty, task_loss
 from fissile.layers import weight_of
-from fissile.train import Recipe, accuracy, fit, penalty, task_loss
 
 MODELS = {
     "dense": lambda: MLP([6, 4, 2]),
@@ -67,7 +67,7 @@ IMPORTED = """
 import sys, fissile
 extras = {"safetensors", "rich", "matplotlib", "numba", "triton", "sklearn", "scipy", "pandas"}
 print(sorted(extras & set(sys.modules)))
-import fissile.sparse, fissile.vision
+import fissile.bank.sparse, fissile.bank.vision
 print("triton" in sys.modules)
 import torch
 from fissile.bank import Bank, Data, Dense, Expand, Spec

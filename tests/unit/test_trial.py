@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 from inventions import invented
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
+from fissile.bank.loop import Recipe
 from fissile.lab.frame import cells, pick, tidy
 from fissile.lab.results import STUDIES
 from fissile.lab.run import batches
@@ -22,7 +23,6 @@ from fissile.lab.trial import (
     changed,
     from_spec,
 )
-from fissile.train import Recipe
 
 DIFFERENT = [
     Trial(),

@@ -12,14 +12,14 @@ from torch import nn
 import fissile
 from fissile import FissileError, nonzeros
 from fissile.bank import Dense, DropConnect, Expand
+from fissile.bank.loop import Recipe, batches, penalty
+from fissile.bank.vision import ConvNet, Images, Network, train
+from fissile.bank.vision.images import image_order, scaled
+from fissile.bank.vision.job import Job, make_adam
 from fissile.layers import REMOVED
-from fissile.train import Recipe, batches, penalty
-from fissile.vision import ConvNet, Images, Network, train
-from fissile.vision.images import image_order, scaled
-from fissile.vision.job import Job, make_adam
 
 #: The module, whose name the function of the package hides.
-TRAIN = importlib.import_module("fissile.vision.train")
+TRAIN = importlib.import_module("fissile.bank.vision.train")
 ARMS = {"dense": Dense(), "split": Expand(2)}
 RECIPE = Recipe(batch=8, l1=1e-3, l2=1e-3)
 
@@ -269,7 +269,7 @@ def test_divergence_in_an_arm_keeps_the_epochs_before(monkeypatch, trained):
         new.layers[0].weight.data.fill_(3e38)
         return new
 
-    monkeypatch.setattr("fissile.vision.job.expand", explode)
+    monkeypatch.setattr("fissile.bank.vision.job.expand", explode)
     settings = {"recipe": RECIPE, "warm_up": 1, "fine_tune": 1}
     found = train([NETWORK], IMAGES, ARMS, **settings)[0]
     assert same(found["dense"].model, trained["dense"].model)

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fissile._common.random import order
 from fissile.bank import Dense, Expand
-from fissile.order import order
-from fissile.train import Recipe
-from fissile.vision import ConvNet, Images, Network, kernels, train
-from fissile.vision.flat import Flat
-from fissile.vision.graphs import Graphs
-from fissile.vision.images import scaled
-from fissile.vision.job import Job, make_adam
-from fissile.vision.norm import Norm, evaluated, normed
-from fissile.vision.plain import Plain
-from fissile.vision.step import Resident, Step, batch_sizes
+from fissile.bank.loop import Recipe
+from fissile.bank.vision import ConvNet, Images, Network, kernels, train
+from fissile.bank.vision.flat import Flat
+from fissile.bank.vision.graphs import Graphs
+from fissile.bank.vision.images import scaled
+from fissile.bank.vision.job import Job, make_adam
+from fissile.bank.vision.norm import Norm, evaluated, normed
+from fissile.bank.vision.plain import Plain
+from fissile.bank.vision.step import Resident, Step, batch_sizes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ARMS = {"dense": Dense(), "split": Expand(2)}
@@ -71,7 +71,7 @@ def torch_norm(x, norm, training):
 @pytest.mark.parametrize(("batch", "channels", "size"), [(2, 64, 4), (3, 24, 8), (5, 130, 2)])
 @pytest.mark.parametrize("programs", [256, 4])
 def test_the_norm_is_batch_norm_relu_and_pool(batch, channels, size, pool, programs, monkeypatch):
-    monkeypatch.setattr("fissile.vision.norm._PROGRAMS", programs)
+    monkeypatch.setattr("fissile.bank.vision.norm._PROGRAMS", programs)
     norm = make_norm(channels, pool)
     shape = (batch, channels, size, size)
     x = 5 * torch.rand(channels, 1, 1, device=DEVICE) + torch.randn(shape, device=DEVICE)
@@ -189,9 +189,9 @@ def one_thread():
 @pytest.mark.parametrize("arm", [Dense(), Expand(2)])
 def test_steps_without_a_graph_are_those_of_the_loop(arm, monkeypatch):
     if DEVICE.type == "cpu":  # the interpreter is done sooner with few large programs
-        monkeypatch.setattr("fissile.vision.flat._BLOCK", 2**17)
-        monkeypatch.setattr("fissile.vision.norm._BLOCK", 2**14)
-        monkeypatch.setattr("fissile.vision.norm._PROGRAMS", 8)
+        monkeypatch.setattr("fissile.bank.vision.flat._BLOCK", 2**17)
+        monkeypatch.setattr("fissile.bank.vision.norm._BLOCK", 2**14)
+        monkeypatch.setattr("fissile.bank.vision.norm._PROGRAMS", 8)
     images = make_images(14, size=8, tests=10)
     recipe = Recipe(batch=8, l1=1e-3, l2=1e-3, orthogonal=1e-2)
     begin, loop, ours = (make_job(arm, recipe) for _ in range(3))
@@ -291,7 +291,7 @@ def test_a_network_that_diverges_is_frozen_and_the_others_go_on(monkeypatch):
                 with torch.no_grad():
                     self.backbone[0].weight[0, 0, 0, 0] = torch.nan
 
-    monkeypatch.setattr(importlib.import_module("fissile.vision.train"), "ConvNet", Poisoned)
+    monkeypatch.setattr(importlib.import_module("fissile.bank.vision.train"), "ConvNet", Poisoned)
     images, networks = make_images(40), [Network(32, 6, 0), Network(32, 6, 1)]
     settings = {"warm_up": 1, "fine_tune": 1, "recipe": Recipe(batch=32), "device": "cuda"}
     good, bad = train(networks, images, ARMS, **settings)

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
+from fissile._common.errors import FissileError, whole
+from fissile._common.shapes import Float, Int
 from fissile.bank import engines
-from fissile.bank.patience import patient
+from fissile.bank.defer_sigint import patient
+from fissile.bank.matrices import first_index, linear_layers
 from fissile.bank.plain import move
 from fissile.bank.progress import Progress, quiet
 from fissile.bank.spec import Arm, Dense, Dynamic, Spec
 from fissile.bank.stack import Stack, concatenated, module_at, stacked_modules
-from fissile.bank.wide import first_index, linear_layers
-from fissile.errors import FissileError, whole
 from fissile.layers import PartitionedLinear, SparseLinear, weight_of
-from fissile.network import MLP
-from fissile.shapes import Float, Int
+from fissile.layers.mlp import MLP
 
 __all__ = ["Bank", "Group", "Member", "check_device"]
 

@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fissile.bank import graphics, plain, processor
+from fissile._common.errors import FissileError
+from fissile.bank import cpu_engine, gpu_engine, plain
 from fissile.bank.record import Record
 from fissile.bank.stack import Stack
-from fissile.errors import FissileError
 
 __all__ = ["ENGINES", "Record", "check", "run"]
 
@@ -45,17 +45,17 @@ def run(
     """
     auto, kind = engine == "auto", device.type
     if auto and kind == "cpu":
-        fast = [stack for stack in stacks if stack.epoch < until and processor.can(stack)]
+        fast = [stack for stack in stacks if stack.epoch < until and cpu_engine.can(stack)]
         _run_pool(stacks, fast, until, record, stop)
     if auto and kind == "cuda":
-        fast = [stack for stack in stacks if stack.epoch < until and graphics.can(stack)]
-        for group in graphics.together(fast):
+        fast = [stack for stack in stacks if stack.epoch < until and gpu_engine.can(stack)]
+        for group in gpu_engine.together(fast):
             _run_group(group, until, device, record, stop)
     others = [stack for stack in stacks if stack.epoch < until]
     while others:
         stack = others.pop(0)
-        on_chip = auto and kind == "cuda" and graphics.can(stack)
-        how = partial(graphics.run if on_chip else plain.run, stop=stop)
+        on_chip = auto and kind == "cuda" and gpu_engine.can(stack)
+        how = partial(gpu_engine.run if on_chip else plain.run, stop=stop)
         others = _run_one(stacks, stack, until, device, record, how) + others
 
 
@@ -66,7 +66,7 @@ def _run_pool(
     parts = list(fast)
     try:
         if fast:
-            processor.run(fast, until, record, parts, stop)
+            cpu_engine.run(fast, until, record, parts, stop)
     except MemoryError as error:
         _log.warning("out of memory, going on in smaller parts (%s)", error)
     finally:
@@ -83,7 +83,7 @@ def _run_group(
         record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), done)
 
     try:
-        graphics.run_together(group, until, on_epochs, device, stop)
+        gpu_engine.run_together(group, until, on_epochs, device, stop)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fissile._common.random import order
+from fissile._common.shapes import Float, Int
 from fissile.bank.spec import Data, Dynamic
 from fissile.bank.stack import Stack
-from fissile.chain import first_hidden
+from fissile.expansion.rewire import Rewire
 from fissile.layers import SparseLinear, all_weights
-from fissile.order import order
-from fissile.rewire import Rewire
-from fissile.shapes import Float, Int
+from fissile.layers.mlp import first_hidden
 
 __all__ = ["OnEpochs", "forward", "move", "run"]
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fissile.errors import needs
+from fissile._common.errors import needs
 
 __all__ = ["Progress", "quiet"]
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fissile.errors import FissileError, whole
-from fissile.split import Random, Split
-from fissile.train import Recipe
+from fissile._common.errors import FissileError, whole
+from fissile.bank.loop import Recipe
+from fissile.expansion.split import Random, Split
 
 __all__ = ["Arm", "Data", "Dense", "DropConnect", "Dynamic", "Expand", "Spec"]
 

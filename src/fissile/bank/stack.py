@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fissile._common.shapes import Float, Int
 from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Spec
-from fissile.convert import to_masked
-from fissile.expand import dropconnect, expand
-from fissile.network import MLP
-from fissile.optim import Moments
-from fissile.shapes import Float, Int
+from fissile.expansion.convert import to_masked
+from fissile.expansion.expand import dropconnect, expand
+from fissile.expansion.optimizer import Moments
+from fissile.layers.mlp import MLP
 
 __all__ = ["Stack", "concatenated", "module_at", "stacked_modules"]
 

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.lab.pool import default_jobs, pool
 from fissile.lab.results import Results
 from fissile.lab.store import Store

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
+from fissile.data.embed.encoders import EXAMPLES
+from fissile.data.embed.run import DTYPES
 from fissile.data.places import places
-from fissile.embed.encoders import EXAMPLES
-from fissile.embed.run import DTYPES
 
 __all__ = ["EPILOG", "HELP", "embed"]
 
@@ -65,11 +65,11 @@ def embed(
 ) -> None:
     """Encode images or texts into a features file."""
     from fissile.bank import check_device
-    from fissile.embed import encoder as find_encoder
-    from fissile.embed import run
-    from fissile.embed import source as find_source
-    from fissile.embed.names import stem
-    from fissile.embed.progress import Bar
+    from fissile.data.embed import encoder as find_encoder
+    from fissile.data.embed import run
+    from fissile.data.embed import source as find_source
+    from fissile.data.embed.names import stem
+    from fissile.data.embed.progress import Bar
 
     check_device(device)
     if encoder.startswith("module:"):

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
+from fissile._common.errors import FissileError
 from fissile.bank import check_device
 from fissile.cli.common import (
     NAMES,
@@ -30,7 +31,6 @@ from fissile.cli.common import (
     table_of,
 )
 from fissile.cli.run import RUN, run
-from fissile.errors import FissileError
 from fissile.lab.progress import Bar
 from fissile.lab.results import latest, load, readable
 from fissile.lab.run import run as run_trials

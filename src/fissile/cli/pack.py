@@ -14,15 +14,15 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.layers import SparseLinear
 from fissile.packed.format import Layout
 
 if TYPE_CHECKING:
     import torch
 
+    from fissile.io.packing import Content, Packing
     from fissile.packed.timing import Rival, Timing
-    from fissile.repack import Content, Packing
 
     # A layer's name, what to time, its shape in words, its inputs and its dtype.
     _Contest = tuple[str, Mapping[str, Rival], str, int, torch.dtype]
@@ -60,7 +60,7 @@ def pack(
     ] = "inline",  # type: ignore[assignment]
 ) -> None:
     """Pack a saved model for inference: the wide network in the bytes of the narrow one."""
-    from fissile.repack import pack_file
+    from fissile.io.packing import pack_file
 
     done = pack_file(model, out, dtype=_dtype(dtype), layout=layout.value)
     _print_packing(done)
@@ -72,7 +72,7 @@ def unpack(
     out: Out,
 ) -> None:
     """Write a packed model as an expanded one again, which can be trained."""
-    from fissile.repack import unpack_file
+    from fissile.io.packing import unpack_file
 
     unpack_file(model, out)
     typer.echo(f"{out}: {out.stat().st_size:,} bytes")
@@ -93,8 +93,8 @@ def bench(
 ) -> None:
     """Time the layers of a saved model: before the split, expanded and dense, and packed."""
     from fissile.bank import check_device
+    from fissile.io.packing import read
     from fissile.packed.timing import race
-    from fissile.repack import read
 
     where, content = check_device(device), read(model)
     batches, kind = batch or [1, 16], _dtype(dtype)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fissile._common.errors import FissileError
 from fissile.bank import check_device
 from fissile.cli.common import (
     OUT,
@@ -29,7 +30,6 @@ from fissile.cli.common import (
     print_verdicts,
 )
 from fissile.data.catalogue import find as find_set
-from fissile.errors import FissileError
 from fissile.lab.classifier import meant
 from fissile.lab.progress import Bar
 from fissile.lab.results import load
@@ -146,7 +146,7 @@ def _who(
         with here(jobs, device or "cpu", works) as who:
             yield who
         return
-    from fissile.lab.cluster import cluster
+    from fissile.lab.ray import cluster
 
     with cluster(works, address=address, device=device, jobs=jobs, every=every) as lanes:
         yield {"lanes": lanes}

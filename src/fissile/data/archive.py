@@ -12,7 +12,7 @@ from collections.abc import Iterator, Set
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
 
 __all__ = ["unpacked"]
 

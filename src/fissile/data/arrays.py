@@ -19,8 +19,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from fissile._common.errors import FileError
 from fissile.data.disk import IN_MEMORY, PACKED
-from fissile.errors import FileError
 
 __all__ = ["KEYS", "About", "read_folder", "read_npz", "write_folder", "write_npz"]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fissile._common.errors import FileError, FissileError
 from fissile.data.entries import ENTRIES, Entry
 from fissile.data.places import places
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
-from fissile.errors import FileError, FissileError
 
 __all__ = ["ENTRIES", "Entry", "Found", "entry", "find", "load", "load_texts", "places"]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fissile._common.errors import FissileError
 from fissile.data.catalogue import Found, find, load, load_texts
 from fissile.data.entries import Entry, Remote
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
-from fissile.errors import FissileError
 
 __all__ = ["Report", "check", "checksum"]
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fissile._common.errors import FileError, FissileError, needs
 from fissile.data.archive import unpacked
 from fissile.data.disk import reading
 from fissile.data.inert import read_pickle
 from fissile.data.sets import Labelled
 from fissile.data.tables import rows, total
-from fissile.errors import FileError, FissileError, needs
 
 __all__ = ["COARSE", "SUPERCLASSES", "coarsened", "read_cifar"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fissile.errors import FileError, FissileError
+from fissile._common.errors import FileError, FissileError
 
 __all__ = ["IN_MEMORY", "PACKED", "printable", "reading", "replacing", "replacing_folder"]
 
@@ -37,7 +37,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     >>> with reading("torn.npz"):
     ...     raise EOFError("no data left")
     Traceback (most recent call last):
-    fissile.errors.FileError: torn.npz: damaged or not what it claims to be: no data left; ...
+    fissile._common.errors.FileError: torn.npz: damaged or not what it claims to be: ...
     """
     shown = printable(str(path), _PATH)
     try:

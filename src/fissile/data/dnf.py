@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fissile.errors import FissileError, whole
-from fissile.shapes import Bool, Float, Int
+from fissile._common.errors import FissileError, whole
+from fissile._common.shapes import Bool, Float, Int
 
 __all__ = ["Formula", "Negatives", "Others", "Samples", "dnf", "dnf_task"]
 

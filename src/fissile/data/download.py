@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from fissile._common.errors import FileError, FissileError
 from fissile.data.check import checksum
-from fissile.errors import FileError, FissileError
 
 __all__ = ["Progress", "download"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fissile._common.errors import FileError, needs
 from fissile.data.arrays import KEYS, About, read_folder, read_npz, write_folder, write_npz
 from fissile.data.disk import reading, replacing, replacing_folder
 from fissile.data.sets import Labelled
 from fissile.data.tables import read_tables
 from fissile.data.tensors import read_tensors, write_tensors
-from fissile.errors import FileError, needs
 
 __all__ = ["read_features", "write_features"]
 

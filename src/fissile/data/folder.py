@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fissile._common.errors import FileError, needs
 from fissile.data.disk import reading
-from fissile.errors import FileError, needs
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -16,9 +16,9 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from fissile._common.errors import FileError
 from fissile.data.disk import PACKED, reading
 from fissile.data.sets import Labelled
-from fissile.errors import FileError
 
 __all__ = ["FILES", "read_idx", "read_idx_folder"]
 

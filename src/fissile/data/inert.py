@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
 
 __all__ = ["read_pickle"]
 
@@ -66,7 +66,7 @@ def read_pickle(data: bytes) -> Any:
 
     >>> read_pickle(b"cos\\nsystem\\nU\\x04date\\x85R.")
     Traceback (most recent call last):
-    fissile.errors.FileError: it contains code (os system), refused; get it from its home page
+    fissile._common.errors.FileError: it contains code (os system), refused; ...
     """
     machine = _Machine(len(data))
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):

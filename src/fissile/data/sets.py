@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fissile.errors import FissileError, whole
+from fissile._common.errors import FissileError, whole
 
 __all__ = ["Labelled", "Scaling", "chunks", "mean_length", "pixels"]
 

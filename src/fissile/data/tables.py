@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fissile._common.errors import FileError
 from fissile.data.arrays import About
 from fissile.data.disk import IN_MEMORY
-from fissile.errors import FileError
 
 __all__ = ["read_tables", "rows", "total"]
 

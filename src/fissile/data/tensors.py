@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fissile._common.errors import FileError
 from fissile.data.arrays import KEYS, About
 from fissile.data.sets import chunks
-from fissile.errors import FileError
 
 __all__ = ["read_tensors", "write_tensors"]
 

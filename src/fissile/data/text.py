@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fissile._common.errors import FileError, FissileError
 from fissile.data.disk import reading
-from fissile.errors import FileError, FissileError
 
 __all__ = ["Texts", "read_banking", "read_clinc"]
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fissile.convert import to_dense
-from fissile.errors import FileError, FissileError, needs
+from fissile._common.errors import FileError, FissileError, needs
+from fissile.expansion.convert import to_dense
 
 __all__ = ["to_onnx"]
 

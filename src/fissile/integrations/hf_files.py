@@ -17,9 +17,9 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
+from fissile.expansion.structure import METHOD, note, rebuild, renamed
 from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
-from fissile.recipe import METHOD, note, rebuild, renamed
 
 __all__ = ["ExpandedConfig", "ExpandedLoader"]
 

@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from fissile.errors import FissileError
-from fissile.integrations.ahead import Ahead, check_places
+from fissile._common.errors import FissileError
+from fissile.discovery.module_checks import is_layer
+from fissile.expansion.optimizer import check_optimizer
 from fissile.integrations.loggers import describe
+from fissile.integrations.scheduled_expansion import Ahead, check_places
 from fissile.layers import SparseLayer
-from fissile.optim import check_optimizer
-from fissile.surgery.facts import is_layer
 
 __all__ = ["ExpandAt"]
 

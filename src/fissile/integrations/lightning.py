@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from fissile.errors import FissileError, needs
-from fissile.integrations.ahead import Ahead, check_places
+from fissile._common.errors import FissileError, needs
+from fissile.expansion.optimizer import check_optimizer
 from fissile.integrations.lightning_files import from_checkpoint, load, to_checkpoint
 from fissile.integrations.loggers import describe
 from fissile.integrations.parallel import check_same
+from fissile.integrations.scheduled_expansion import Ahead, check_places
 from fissile.layers import SparseLayer
-from fissile.optim import check_optimizer
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback as _Callback

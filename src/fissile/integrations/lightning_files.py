@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from fissile.errors import FileError, FissileError
-from fissile.recipe import rebuild, recipe_of
+from fissile._common.errors import FileError, FissileError
+from fissile.expansion.structure import rebuild, recipe_of
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule

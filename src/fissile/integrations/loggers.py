@@ -17,11 +17,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from fissile.budget import nonzeros
-from fissile.errors import FissileError, needs
+from fissile._common.errors import FissileError, needs
+from fissile._common.shapes import Bool
+from fissile.expansion.budget import nonzeros
+from fissile.expansion.structure import pairs_in
 from fissile.layers import SparseLayer
-from fissile.pairs import pairs_in
-from fissile.shapes import Bool
 
 __all__ = ["Logger", "MLflow", "Several", "TensorBoard", "WandB", "describe"]
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 import torch
 from torch import distributed, nn
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.layers import SparseLayer
 
 __all__ = ["check_same"]

@@ -11,7 +11,7 @@ A model made anew from an expanded one's config is dense and as wide as the chil
 still says that it was expanded: ``del model.config.quantization_config`` before saving it.
 """
 
-from fissile.errors import needs
+from fissile._common.errors import needs
 
 needs("transformers", "transformers")
 needs("accelerate", "transformers")

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from fissile import measure
+from fissile._common.random import Draw, seeded
 from fissile.bank import Bank, Data, Group, Spec
-from fissile.chain import first_hidden
 from fissile.data import Samples, dnf_task
-from fissile.draw import Draw, seeded
+from fissile.expansion.split import Blocks
 from fissile.lab.task import Boolean
 from fissile.lab.trial import Trial
 from fissile.layers import SparseLinear, weight_of
-from fissile.split import Blocks
+from fissile.layers.mlp import first_hidden
 
 __all__ = ["Clauses", "Formulas"]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fissile import measure
+from fissile._common.errors import FissileError
 from fissile.bank import Bank, Data, Spec
 from fissile.data.catalogue import load as load_set
 from fissile.data.sets import Labelled
-from fissile.errors import FissileError
 from fissile.lab.task import HELD_OUT, Features, Images
 from fissile.lab.trial import Trial, Work, changed
 

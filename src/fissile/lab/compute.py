@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from fissile._common.errors import FissileError
 from fissile.bank import Arm as BankArm
 from fissile.bank import Bank, Dense, DropConnect, Dynamic, Expand, Spec
 from fissile.bank.progress import quiet
-from fissile.errors import FissileError
+from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
+from fissile.lab.budget_search import contest
+from fissile.lab.budget_trial import Contender
 from fissile.lab.classifier import Classifiers, load
-from fissile.lab.contender import Contender
-from fissile.lab.contest import contest
 from fissile.lab.converged import Plateau, length, limit, plateau, stopped
 from fissile.lab.sampling import sampled
 from fissile.lab.task import Boolean, Images
 from fissile.lab.trial import Arm, Sampling, Trial, Work
-from fissile.split import Gram, Split, resolve_split
 
 if TYPE_CHECKING:
-    from fissile.vision import Trained
+    from fissile.bank.vision import Trained
 
 __all__ = ["Outcome", "bank_arm", "compute"]
 
@@ -285,7 +285,7 @@ def _behind_backbones(
     networks: Sequence[Trial], arms: dict[str, BankArm], device: str, **how: Any
 ) -> list[dict[str, Trained]]:
     """Train networks of one task and recipe behind their backbones."""
-    from fissile import vision
+    from fissile.bank import vision
 
     first, held = networks[0], load(_images(networks[0]))
     return vision.train(

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, cast
 from fissile.lab.task import Boolean, Features, Images
 
 if TYPE_CHECKING:
-    from fissile.lab.contender import Contender
+    from fissile.bank.sparse import Plan
+    from fissile.lab.budget_trial import Contender
     from fissile.lab.trial import Sampling, Trial
-    from fissile.sparse import Plan
 
 __all__ = [
     "contender_bytes",

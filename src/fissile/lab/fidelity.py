@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import exp, hypot, isfinite, log, sqrt
 
+from fissile._common.errors import FissileError
 from fissile.data import Negatives, Others
-from fissile.errors import FissileError
 from fissile.lab.stats import Summary, summary
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fissile.errors import FissileError, needs
+from fissile._common.errors import FissileError, needs
 from fissile.lab.stats import Comparison, compare, fold_change, summary
 from fissile.lab.trial import Work
 

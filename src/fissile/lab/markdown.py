@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import isnan
 
-from fissile.lab.beside import Beside, table
 from fissile.lab.claims import Status
+from fissile.lab.comparison_table import Beside, table
 from fissile.lab.frame import labelled
 from fissile.lab.results import Results
 

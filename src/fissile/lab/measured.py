@@ -20,9 +20,9 @@ from importlib import resources
 from math import exp, log
 from typing import Any, NamedTuple
 
-from fissile.errors import FissileError
-from fissile.lab.contender import Contender
-from fissile.lab.methods import SETTINGS
+from fissile._common.errors import FissileError
+from fissile.lab.budget_methods import SETTINGS
+from fissile.lab.budget_trial import Contender
 from fissile.lab.store.provenance import Provenance
 from fissile.lab.task import HELD_OUT, Boolean, Images
 from fissile.lab.trial import Sampling, Trial, Work

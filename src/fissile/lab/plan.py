@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from fissile.errors import FissileError, whole
+from fissile._common.errors import FissileError, whole
 from fissile.lab import cost
 from fissile.lab.classifier import STREAMED
 from fissile.lab.measured import Worker, worker_for

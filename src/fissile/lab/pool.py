@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 
-from fissile.cores import keep_to
+from fissile._common.cores import keep_to
 from fissile.lab.trial import Images, Work
 
 __all__ = ["default_jobs", "pool"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from fissile.errors import needs
-from fissile.lab.watch import Watcher
+from fissile._common.errors import needs
+from fissile.lab.observer import Watcher
 
 if TYPE_CHECKING:
     from rich.console import Group

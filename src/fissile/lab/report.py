@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import fissile
-from fissile.errors import FileError, FissileError, needs
+from fissile._common.errors import FileError, FissileError, needs
 from fissile.lab import plots
-from fissile.lab.beside import FAR, MISSING, Table, table, table_rows
 from fissile.lab.claims import Verdict
+from fissile.lab.comparison_table import FAR, MISSING, Table, table, table_rows
 from fissile.lab.converged import WITHIN
 from fissile.lab.frame import labelled
 from fissile.lab.markdown import SYMBOLS, claims_markdown, tables_markdown

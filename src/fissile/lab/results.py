@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.lab.claims import Claim, Verdict
 from fissile.lab.frame import after, table
 from fissile.lab.store import Provenance, Row, Run, Store

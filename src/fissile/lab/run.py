@@ -19,9 +19,9 @@ from functools import partial
 from math import ceil, inf
 from typing import Any
 
-from fissile.errors import FissileError
-from fissile.lab.compute import Outcome, compute
-from fissile.lab.lanes import (
+from fissile._common.errors import FissileError
+from fissile.bank.vision.train import SIDE_BY_SIDE
+from fissile.lab.batching import (
     BATCH,
     Halt,
     Here,
@@ -35,10 +35,10 @@ from fissile.lab.lanes import (
     Unit,
     batches,
 )
+from fissile.lab.compute import Outcome, compute
+from fissile.lab.observer import Tally, Watcher
 from fissile.lab.store import Provenance, Store
 from fissile.lab.trial import Contender, Features, Images, Trial, Work
-from fissile.lab.watch import Tally, Watcher
-from fissile.vision.train import SIDE_BY_SIDE
 
 __all__ = ["Here", "RunFailed", "Tally", "Watcher", "batches", "run", "side_by_side"]
 
@@ -78,7 +78,7 @@ def run(
         within: seconds after which no batch is begun; first trials of all cells then come first.
         watcher: is told of the progress.
         lanes: several kinds of workers, in place of the executor, its device and its batches;
-            see :mod:`fissile.lab.cluster`.
+            see :mod:`fissile.lab.ray`.
 
     Returns:
         A tally. Trials that cannot be computed do not stop the others; then RunFailed is raised.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fissile.lab.trial import Sampling
-from fissile.theory import required_width
+from fissile.measure.theory import required_width
 
 __all__ = ["sampled"]
 

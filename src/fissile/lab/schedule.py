@@ -12,13 +12,13 @@ from copy import copy
 from dataclasses import dataclass
 from math import ceil, log2
 
+from fissile.bank.vision.train import SIDE_BY_SIDE
 from fissile.lab import cost
-from fissile.lab.lanes import BATCH, Here, Lane, Pending, memory_of
+from fissile.lab.batching import BATCH, Here, Lane, Pending, memory_of
 from fissile.lab.measured import Worker, loads
 from fissile.lab.run import side_by_side
 from fissile.lab.task import Features, Images
 from fissile.lab.trial import Trial, Work
-from fissile.vision.train import SIDE_BY_SIDE
 
 __all__ = ["Batch", "Schedule", "dealt"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fissile.errors import FissileError, needs
+from fissile._common.errors import FissileError, needs
 
 __all__ = [
     "LEVEL",

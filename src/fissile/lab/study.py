@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fissile.errors import FissileError, whole
+from fissile._common.errors import FissileError, whole
 from fissile.lab.claims import Claim
 from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work, changed, settings
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from fissile._common.errors import FissileError, whole
 from fissile.data import Formula, Negatives, Others
 from fissile.data.entries import ENTRIES, Entry
 from fissile.data.sets import Scaling
-from fissile.errors import FissileError, whole
 from fissile.lab.keys import LATER
 
 __all__ = [

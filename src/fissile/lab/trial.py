@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
-from fissile.errors import FissileError, whole
+from fissile._common.errors import FissileError, whole
+from fissile.bank.loop import Recipe
 from fissile.lab import cost
-from fissile.lab.contender import Contender
+from fissile.lab.budget_trial import Contender
 from fissile.lab.converged import EPOCHS, limit
 from fissile.lab.keys import LATER, REVISION, key_of
 from fissile.lab.task import Boolean, Features, Images, Task, one_of, task_from
-from fissile.theory import RandomSparse
-from fissile.train import Recipe
+from fissile.measure.theory import RandomSparse
 
 __all__ = [
     "REVISION",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fissile.shapes import Bool, Float, Int
+from fissile._common.shapes import Bool, Float, Int
 
 __all__ = ["REMOVED", "children_of", "gathered", "nothing", "owner_dtype", "owner_mask", "spread"]
 

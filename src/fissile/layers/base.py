@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fissile._common.shapes import Bool, Float
 from fissile.layers.algebra import REMOVED, nothing, owner_dtype, owner_mask, spread
 from fissile.layers.pair import Pair
-from fissile.shapes import Bool, Float
 
 __all__ = ["Masked", "Partitioned", "SparseLayer"]
 

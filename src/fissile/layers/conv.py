@@ -8,8 +8,8 @@ from itertools import chain
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fissile._common.shapes import Bool, Float, Int
 from fissile.layers.base import Masked, Partitioned, SparseLayer
-from fissile.shapes import Bool, Float, Int
 
 __all__ = ["Geometry", "MaskedConv2d", "PartitionedConv2d", "SparseConv2d"]
 

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fissile.draw import choose
+from fissile._common.random import choose, noise
+from fissile._common.shapes import Bool, Float, Int
 from fissile.layers.algebra import nothing
 from fissile.layers.base import Masked, Partitioned, SparseLayer
-from fissile.order import noise
-from fissile.shapes import Bool, Float, Int
 
 __all__ = [
     "DropConnectLinear",

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 
 __all__ = ["accuracy_per_parameter", "relative_improvement"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fissile._common.shapes import Float, Int
 from fissile.measure._groups import membership
 from fissile.measure.gram import gram
-from fissile.shapes import Float, Int
 
 __all__ = ["capacity", "features", "total_capacity"]
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fissile.draw import Draw
-from fissile.errors import FissileError
-from fissile.kmeans import gram_points, kmeans
+from fissile._common.errors import FissileError
+from fissile._common.random import Draw
+from fissile._common.shapes import Float, Int
+from fissile.expansion.split import gram_points, kmeans
 from fissile.measure._groups import membership
-from fissile.shapes import Float, Int
 
 __all__ = [
     "Recovery",
@@ -87,7 +87,7 @@ def gram_clusters(
 ) -> Int[Tensor, "*batch inputs"]:
     """Return the cluster of each input: k-means over the rows of the Gram matrix.
 
-    >>> from fissile.draw import drawer
+    >>> from fissile._common.random import drawer
     >>> weight = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     >>> first, second, third = gram_clusters(weight, 2, drawer(torch.Generator().manual_seed(0)))
     >>> bool(first == second), bool(second == third)
@@ -123,7 +123,7 @@ def recovery(
 ) -> Recovery:
     """Return both scores of Gram clustering with as many clusters as there are true groups.
 
-    >>> from fissile.draw import drawer
+    >>> from fissile._common.random import drawer
     >>> weight = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     >>> draw = drawer(torch.Generator().manual_seed(0))
     >>> [float(score) for score in recovery(weight, torch.tensor([0, 0, 1]), draw)]

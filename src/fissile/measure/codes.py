@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
+from fissile._common.shapes import Bool, Float, Int
 from fissile.measure._groups import membership
-from fissile.shapes import Bool, Float, Int
 
 __all__ = ["coded_clauses", "codes"]
 

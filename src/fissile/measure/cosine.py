@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fissile.shapes import Float
+from fissile._common.shapes import Float
 
 __all__ = ["cosine"]
 

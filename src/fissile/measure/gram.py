@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fissile.shapes import Float
+from fissile._common.shapes import Float
 
 __all__ = ["gram"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fissile.errors import FissileError
-from fissile.shapes import Bool, Float, Int
+from fissile._common.errors import FissileError
+from fissile._common.shapes import Bool, Float, Int
 
 __all__ = [
     "MANTISSA",

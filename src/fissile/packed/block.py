@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fissile.packed import run
+from fissile.packed import dispatch
 from fissile.packed.layers import PackedMaskedLinear, PackedPartitionedLinear
 from fissile.packed.plain import Activation
 
@@ -47,7 +47,7 @@ class Block:
             rows = x.numel() // self.first.in_features
             if 1 <= rows <= most:
                 return call(x, rows)
-        at_once = run.block(x, self._first(), self.activation, self._second())
+        at_once = dispatch.block(x, self._first(), self.activation, self._second())
         if at_once is not None:
             return at_once
         hidden = self.first.activated(x, self.activation)
@@ -64,8 +64,8 @@ class Block:
         )  # fmt: skip
         if all(map(is_, held, last.held)) and last.places == [place() for place in last.at]:
             return last
-        kernels, few = run.kernels_for(mine.weight.device), None
-        if hasattr(kernels, "block_for_few") and run.few_children(mine.alpha):
+        kernels, few = dispatch.kernels_for(mine.weight.device), None
+        if hasattr(kernels, "block_for_few") and dispatch.few_children(mine.alpha):
             weight, planes, bias, alpha = self._first()
             if its.weight.device == weight.device:
                 few = kernels.block_for_few(  # type: ignore[union-attr]
@@ -79,7 +79,7 @@ class Block:
     def _is_plain(self, x: Tensor, ready: _Ready) -> bool:
         """Tell a batch that needs no cast, no copy and no gradients; others go the general way."""
         return (
-            not run.is_odd(x)
+            not dispatch.is_odd(x)
             and x.dtype is torch.float32
             and x.is_cpu
             and x.ndim > 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fissile._common.shapes import Float, Int
 from fissile.layers import Geometry, SparseConv2d
-from fissile.packed import run
+from fissile.packed import dispatch
 from fissile.packed.format import Layout
 from fissile.packed.layers import Bitmap, Owned, Packed
-from fissile.shapes import Float, Int
 
 __all__ = ["PackedMaskedConv2d", "PackedPartitionedConv2d"]
 
@@ -24,7 +24,7 @@ class _PackedConv2d(Packed, SparseConv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the filters, written out for this pass."""
-        run.refuse_gradients(x, self.weight, self.bias)
+        dispatch.refuse_gradients(x, self.weight, self.bias)
         return super().forward(x)
 
 

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.sparse import SparseSemiStructuredTensor
 
-from fissile.assemble import without_fast_path
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
+from fissile.discovery.module_checks import has_hooks, marks_of
+from fissile.expansion.replace import without_fast_path
+from fissile.expansion.structure import note
 from fissile.layers import SparseLayer
 from fissile.packed.format import cast, check_layout, refuse_overflow
-from fissile.packed.inline import settle
+from fissile.packed.inline_layout import settle
 from fissile.packed.layers import DOES_NOT_TRAIN, Packed
 from fissile.packed.make import packed_layer, unpacked_layer
 from fissile.packed.semi import semi_structured
 from fissile.packed.sequence import PackedSequential
-from fissile.recipe import note
-from fissile.surgery.facts import has_hooks, marks_of
 
 __all__ = ["finish", "pack", "unpack"]
 

@@ -15,12 +15,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
 from fissile.layers import Masked, Partitioned, SparseConv2d, SparseLayer
 from fissile.packed.bits import MANTISSA, exists, from_bytes, owner_bits, to_bytes
 from fissile.packed.format import Layout, check_layout
 from fissile.packed.header import NEWER
-from fissile.packed.inline import inline_layers, living, settled, stream_of
+from fissile.packed.inline_layout import inline_layers, living, settled, stream_of
 from fissile.packed.layers import Bitmap, Owned, Packed
 from fissile.packed.make import bitmap_like, owned_like
 from fissile.packed.stream import Carrier, Reader, read_groups, read_places

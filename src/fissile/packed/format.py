@@ -7,7 +7,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
+from fissile._common.shapes import Bool, Float, Int
 from fissile.packed.bits import (
     MANTISSA,
     ending_in,
@@ -19,7 +20,6 @@ from fissile.packed.bits import (
 )
 from fissile.packed.plain import owners
 from fissile.packed.stream import MOST
-from fissile.shapes import Bool, Float, Int
 
 __all__ = [
     "Layout",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import zlib
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
 
 __all__ = ["NEWER", "lengthened", "opened", "sealed", "shortened"]
 

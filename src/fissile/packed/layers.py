@@ -14,12 +14,12 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
+from fissile._common.shapes import Bool, Float, Int
 from fissile.layers import SparseLayer, SparseLinear, owner_mask
-from fissile.packed import plain, run
+from fissile.packed import dispatch, plain
 from fissile.packed.bits import MANTISSA, exists, from_bytes, owner_bits
 from fissile.packed.format import Layout, bitmap_misfit, check_dtype, owned_misfit, recast
-from fissile.shapes import Bool, Float, Int
 
 __all__ = [
     "DOES_NOT_TRAIN",
@@ -233,7 +233,7 @@ class PackedPartitionedLinear(Owned, PackedLinear):
     def activated(self, x: Tensor, activation: plain.Activation) -> Tensor:
         """Apply the linear map and an activation."""
         weight, bias = self._held()
-        return run.owned(x, weight, self._buffers["planes"], bias, self.alpha, activation)
+        return dispatch.owned(x, weight, self._buffers["planes"], bias, self.alpha, activation)
 
 
 class PackedMaskedLinear(Bitmap, PackedLinear):
@@ -260,4 +260,4 @@ class PackedMaskedLinear(Bitmap, PackedLinear):
         """Apply the linear map and an activation."""
         (weight, bias), bits = self._held(), self._buffers
         how = bias, self.group, self.in_features, activation
-        return run.bitmap(x, weight, bits["live"], bits["start"], *how)  # type: ignore[arg-type]
+        return dispatch.bitmap(x, weight, bits["live"], bits["start"], *how)  # type: ignore[arg-type]

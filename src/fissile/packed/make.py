@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.layers import (
     DropConnectLinear,
     Masked,

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from fissile.expansion.structure import read_pairs
 from fissile.packed.layers import Packed
-from fissile.pairs import read_pairs
 
 __all__ = ["narrow_bytes", "narrow_sizes"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fissile._common.shapes import Float, Int
 from fissile.layers import REMOVED, owner_mask
 from fissile.packed.bits import exists, from_bytes, low_bits, owner_bits
-from fissile.shapes import Float, Int
 
 __all__ = [
     "BLOCK",

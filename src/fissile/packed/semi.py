@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
+from fissile._common.shapes import Bool
 from fissile.layers import SparseLayer, SparseLinear
-from fissile.shapes import Bool
 
 __all__ = ["is_two_of_four", "semi_structured"]
 

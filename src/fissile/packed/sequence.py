@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.modules import module as everywhere
 
 from fissile.packed.block import Block
+from fissile.packed.dispatch import is_traced
 from fissile.packed.layers import PackedLinear, PackedMaskedLinear, PackedPartitionedLinear
 from fissile.packed.plain import Activation
-from fissile.packed.run import is_traced
 
 __all__ = ["PackedSequential"]
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
+from fissile._common.shapes import Bool, Float, Int
 from fissile.packed.bits import ending_in, low_bits
-from fissile.shapes import Bool, Float, Int
 
 __all__ = [
     "MOST",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fissile.errors import FissileError, needs
+from fissile._common.errors import FissileError, needs
 from fissile.layers import SparseLinear
 from fissile.packed.format import Layout
 from fissile.packed.make import packed_layer

@@ -4,7 +4,7 @@
 >>> FissileClassifier(nonzeros=20_000).fit(X, y).score(X_test, y_test)
 """
 
-from fissile.errors import needs
+from fissile._common.errors import needs
 
 needs("sklearn", "sklearn")
 

@@ -15,18 +15,18 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
+from fissile._common.errors import FissileError, whole
+from fissile._common.random import hash32
 from fissile.bank import Data, check_device
-from fissile.budget import nonzeros
-from fissile.errors import FissileError, whole
-from fissile.order import hash32
-from fissile.sklearn.best import Best, epochs_for, is_best, plans_for
-from fissile.sklearn.course import Course, Outcome, say
+from fissile.bank.loop import Recipe
+from fissile.expansion.budget import nonzeros
+from fissile.expansion.split import Split, resolve_split
 from fissile.sklearn.fitted import Fitted
 from fissile.sklearn.samples import check_same, held, numbered, watched
+from fissile.sklearn.search import Best, epochs_for, is_best, plans_for
 from fissile.sklearn.trainer import Network, Task, is_split, make
+from fissile.sklearn.two_phase import Course, Outcome, say
 from fissile.sklearn.width import budget_for, outputs_for, width
-from fissile.split import Split, resolve_split
-from fissile.train import Recipe
 
 __all__ = ["FissileClassifier"]
 

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.optim import Adam
 
-import fissile.files
-from fissile.budget import nonzeros
-from fissile.errors import FileError, needs
+import fissile.io.files
+from fissile._common.errors import FileError, needs
+from fissile.bank.sparse.module import SparseNet
+from fissile.bank.sparse.plan import Plan, Prune, Saliency
+from fissile.expansion.budget import nonzeros
 from fissile.layers import all_weights
-from fissile.network import MLP
+from fissile.layers.mlp import MLP
 from fissile.sklearn.width import outputs_for
-from fissile.sparse.module import SparseNet
-from fissile.sparse.plan import Plan, Prune, Saliency
 
 if TYPE_CHECKING:
     from fissile.sklearn.fitted import Fitted
@@ -51,7 +51,7 @@ def write(classifier: Fitted, path: str | os.PathLike[str]) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
             plain, noted = Path(folder, "plain"), Path(folder, "noted")
-            fissile.files.save(classifier.model_, plain)
+            fissile.io.files.save(classifier.model_, plain)
             with safe_open(plain, framework="pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
                 save_file(tensors, noted, {**file.metadata(), _KEY: note})
@@ -62,7 +62,7 @@ def write(classifier: Fitted, path: str | os.PathLike[str]) -> None:
 
 def read(kind: type[_Classifier], path: str | os.PathLike[str]) -> _Classifier:
     """Make a classifier of what a file holds, after checking that it is one."""
-    model = fissile.files.load(path, _frame(path))
+    model = fissile.io.files.load(path, _frame(path))
     try:
         classifier = _noted(kind, _read_note(path), model)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:

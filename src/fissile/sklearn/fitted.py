@@ -14,10 +14,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 from torch.optim import Adam
 
+from fissile.bank.sparse.plan import Plan
 from fissile.sklearn import files
-from fissile.sklearn.best import Tried
 from fissile.sklearn.samples import logits
-from fissile.sparse.plan import Plan
+from fissile.sklearn.search import Tried
 
 __all__ = ["Fitted"]
 

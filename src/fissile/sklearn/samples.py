@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fissile._common.errors import FissileError
 from fissile.bank import Data
 from fissile.data.sets import Labelled
-from fissile.errors import FissileError
 
 __all__ = ["can_hold_out", "check_same", "held", "logits", "numbered", "parted", "watched"]
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Adam
 
+from fissile._common.shapes import Float, Int
 from fissile.bank import Bank, Data, Expand, Spec
-from fissile.expand import expand
+from fissile.bank.loop import Recipe, batches, penalty
+from fissile.expansion.expand import expand
+from fissile.expansion.split import Split
 from fissile.layers import SparseLinear
-from fissile.shapes import Float, Int
-from fissile.split import Split
-from fissile.train import Recipe, batches, penalty
 
 __all__ = ["Curves", "Network", "Task", "Trainer", "alone", "is_split", "losses", "make"]
 

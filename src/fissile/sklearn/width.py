@@ -6,7 +6,7 @@ number: the children's additional biases are paid for with weights.
 
 from __future__ import annotations
 
-from fissile.errors import FissileError, whole
+from fissile._common.errors import FissileError, whole
 
 __all__ = ["DEFAULT", "budget_for", "count", "outputs_for", "width"]
 

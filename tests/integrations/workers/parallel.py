@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fissile
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.integrations.parallel import check_same
 
 

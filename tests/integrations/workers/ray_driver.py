@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 import fissile
-from fissile.cores import cores
+from fissile._common.cores import cores
 from fissile.data.sets import Labelled
 from fissile.lab import classifier, run
-from fissile.lab.cluster import cluster, crew, workers
-from fissile.lab.cluster.connect import connected
 from fissile.lab.compute import compute
+from fissile.lab.ray import cluster, pool, workers
+from fissile.lab.ray.connect import connected
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.trial import Arm, Boolean, Features, Trial
@@ -100,7 +100,7 @@ def mismatched(folder):
 
 
 def lost(folder):
-    crew._LOOK = crew._SILENCE = 0.5
+    pool._LOOK = pool._SILENCE = 0.5
     return went(STUDIES["theory"].works("paper", None, {"networks": 400}), folder)
 
 

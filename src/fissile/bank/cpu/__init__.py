@@ -1,8 +1,8 @@
 """The bank on a processor: one compiled call trains small MLPs for many epochs.
 
 A call holds no lock, so a pool of threads trains thousands of networks side by side, and none
-depends on the others. It agrees with :func:`fissile.train.fit`: the same order of samples, loss,
-penalties and Adam.
+depends on the others. It agrees with :func:`fissile.bank.loop.fit`: the same order of samples,
+loss, penalties and Adam.
 
 * A removed weight does not exist: a :class:`Wiring` lists the inputs each neuron has, so that an
   expanded network costs no more than the dense one.

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fissile._common.errors import FissileError, whole
+from fissile._common.random import ROUNDS, order_shape
 from fissile.bank.cpu.instructions import (
     CACHE_LINE,
     LANES,
@@ -23,8 +25,6 @@ from fissile.bank.cpu.loss import loss_and_gradient
 from fissile.bank.cpu.norm import add_normalized, normalize
 from fissile.bank.cpu.order import fill_keys, fill_order
 from fissile.bank.cpu.scratch import BLOCK, Scratch, blocks, make_scratch
-from fissile.errors import FissileError, whole
-from fissile.order import ROUNDS, order_shape
 
 __all__ = ["Dials", "Trained", "train_networks"]
 

@@ -1,4 +1,4 @@
-"""The order of samples of `fissile.order`, compiled."""
+"""The order of samples of `fissile._common.random`, compiled."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fissile._common.random import ROUNDS
 from fissile.bank.cpu.instructions import compiled, inner
 from fissile.bank.cpu.layout import Array
-from fissile.order import ROUNDS
 
 __all__ = ["fill_keys", "fill_order"]
 
@@ -18,7 +18,7 @@ _GOLDEN = np.uint64(0x9E3779B9)
 
 @inner
 def _mixed(state: Any, word: Any) -> Any:
-    """Mix a word into a hash, as `fissile.order.hash32` does."""
+    """Mix a word into a hash, as `fissile._common.random.hash32` does."""
     state = ((state ^ word) + _GOLDEN) & _WORD
     state = state ^ (state >> np.uint64(16))
     state = (state * np.uint64(0x85EBCA6B)) & _WORD
@@ -29,7 +29,7 @@ def _mixed(state: Any, word: Any) -> Any:
 
 @compiled
 def fill_keys(keys: Array, seed: int, start: int) -> None:
-    """Write what `fissile.order.order_keys` gives for a seed and consecutive epochs."""
+    """Write what `fissile._common.random.order_keys` gives for a seed and consecutive epochs."""
     half, zero = np.uint64(32), np.uint64(0)
     for e in range(len(keys)):
         state = _GOLDEN

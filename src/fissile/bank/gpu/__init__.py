@@ -3,8 +3,8 @@
 A network here is ``z = W2 · relu(W1 x + b1) + b2`` with a few hundred to a few thousand weights.
 Its weights, both Adam moments and the activations stay in registers and shared memory over all
 steps of all epochs of a launch; only the rows of the batches are read. It computes what
-:func:`fissile.train.fit` computes, and no network knows of the others in its launch: the result is
-the same alone and in company, to the bit where the launches have the same settings.
+:func:`fissile.bank.loop.fit` computes, and no network knows of the others in its launch: the result
+is the same alone and in company, to the bit where the launches have the same settings.
 
 This module needs Triton; nothing else in fissile imports it.
 """
@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fissile._common.errors import FissileError, whole
+from fissile._common.random import ROUNDS, order_shape
 from fissile.bank.gpu.kernel import train_kernel
-from fissile.errors import FissileError, whole
-from fissile.order import ROUNDS, order_shape
 
 __all__ = ["DataSets", "Networks", "Outcome", "fits", "padded", "train"]
 

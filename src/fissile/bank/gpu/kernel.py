@@ -15,7 +15,7 @@ __all__ = ["train_kernel"]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _scrambled(position, m0, a0, m1, a1, m2, a2, m3, a3, BITS: tl.constexpr, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Apply the rounds of `fissile.order` once, in 32 bits."""
+    """Apply the rounds of `fissile._common.random` once, in 32 bits."""
     low: tl.constexpr = (1 << BITS) - 1
     position = tl.add(tl.mul(position, m0, False), a0, False) & low
     position = position ^ (position >> SHIFT)

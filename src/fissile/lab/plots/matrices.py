@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fissile.draw import seeded
+from fissile._common.random import seeded
 from fissile.lab.plots.heat import diverging
 from fissile.lab.plots.style import look
 from fissile.lab.study import Matrices

@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
 from fissile.lab.plots.style import styled
 
 if TYPE_CHECKING:

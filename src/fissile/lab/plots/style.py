@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from fissile.errors import needs
+from fissile._common.errors import needs
 from fissile.lab.frame import labelled
 from fissile.lab.plots.methods import METHODS
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
 
 __all__ = ["UNTOUCHED", "advised", "undamaged"]
 

@@ -8,7 +8,7 @@ import uuid
 from contextlib import closing, suppress
 from pathlib import Path
 
-from fissile.errors import FileError
+from fissile._common.errors import FileError
 from fissile.lab.store.advice import UNTOUCHED, advised
 
 __all__ = ["open_database"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import fissile
-from fissile.cores import cores
+from fissile._common.cores import cores
 
 __all__ = ["Provenance"]
 

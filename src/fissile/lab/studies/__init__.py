@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fissile.errors import FissileError
+from fissile._common.errors import FissileError
 from fissile.lab.claims import Claim, WarmedUp
 from fissile.lab.converged import WITHIN
 from fissile.lab.studies.circuits import CIRCUITS, CLUSTERED

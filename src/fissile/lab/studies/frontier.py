@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from fissile.lab.budget_methods import ABLATED, CONTENDERS, OURS
 from fissile.lab.claims import Claim, Leads, Often
-from fissile.lab.methods import ABLATED, CONTENDERS, OURS
 from fissile.lab.study import Lines, Scale, Study
 from fissile.lab.trial import Contender, Features
 

@@ -4,8 +4,9 @@ A layer with one sample takes as long as its weights take to come from memory. P
 more than the dense ones, so the children come almost for free: every weight is read once, and
 vector instructions add it to the child that owns it.
 
-* :mod:`~fissile.packed.cpu.owned`: the partitioned layer; a mask per child selects its weights.
-* :mod:`~fissile.packed.cpu.bitmap`: the masked layer; stored groups are found by the bits set.
+* :mod:`~fissile.packed.cpu.partitioned`: the partitioned layer; a mask per child
+  selects its weights.
+* :mod:`~fissile.packed.cpu.masked`: the masked layer; stored groups are found by the bits set.
 
 Nothing is compiled before the first call, and compiled code is kept on disk.
 """

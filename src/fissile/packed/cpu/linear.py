@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fissile.errors import FissileError, needs
+from fissile._common.errors import FissileError, needs
 from fissile.packed.cpu.threads import Step, spread
 from fissile.packed.plain import bitmap_dense, owned_dense
 
@@ -220,7 +220,7 @@ def activation_kernel() -> Callable[..., None]:
 def owned_kernel(dtype: torch.dtype, slots: int, plane: bool, several: bool) -> Callable[..., None]:
     """Return the kernel of a partitioned layer, for one sample or for several."""
     needs("numba", "bank")
-    from fissile.packed.cpu.owned import owned_rows
+    from fissile.packed.cpu.partitioned import owned_rows
 
     # As many sums as fit into registers.
     tile = (2 if slots == 8 else 4) if several else 1
@@ -231,7 +231,7 @@ def owned_kernel(dtype: torch.dtype, slots: int, plane: bool, several: bool) -> 
 def bitmap_kernel(dtype: torch.dtype, group: int, several: bool) -> Callable[..., None]:
     """Return the kernel of a masked layer, for one sample or for several."""
     needs("numba", "bank")
-    from fissile.packed.cpu.bitmap import bitmap_rows
+    from fissile.packed.cpu.masked import bitmap_rows
 
     return bitmap_rows(KINDS[dtype], group, 4 if several else 1)
 

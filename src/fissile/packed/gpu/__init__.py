@@ -3,10 +3,10 @@
 A layer with a few samples takes as long as its weights take to come from memory, and packed weights
 are no more than the dense ones. The kernels compute all children of a weight from one read of it.
 
-* :mod:`~fissile.packed.gpu.owned`: the partitioned layer, on the matrix units.
+* :mod:`~fissile.packed.gpu.partitioned`: the partitioned layer, on the matrix units.
 * :mod:`~fissile.packed.gpu.few`: the same in CUDA, for many children and up to eight samples.
-* :mod:`~fissile.packed.gpu.bitmap`: the masked layer for one sample, stored group by stored group.
-* :mod:`~fissile.packed.gpu.bitmap_tiles`: the masked layer for several, on the matrix units.
+* :mod:`~fissile.packed.gpu.masked`: the masked layer for one sample, stored group by stored group.
+* :mod:`~fissile.packed.gpu.masked_tiles`: the masked layer for several, on the matrix units.
 
 As in a dense layer, where a zero weight meets an infinite input, an infinite or NaN input makes
 outputs NaN that do not depend on it. Nothing is compiled, and Triton is not imported, before the

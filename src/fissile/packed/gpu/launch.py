@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fissile.packed.gpu import few
-from fissile.packed.gpu.bitmap import bitmap_kernel
-from fissile.packed.gpu.bitmap_tiles import bitmap_tiles_kernel, bitmap_written_kernel, parts_kernel
-from fissile.packed.gpu.owned import owned_kernel, written_kernel
+from fissile.packed.gpu.masked import bitmap_kernel
+from fissile.packed.gpu.masked_tiles import bitmap_tiles_kernel, bitmap_written_kernel, parts_kernel
+from fissile.packed.gpu.partitioned import owned_kernel, written_kernel
 from fissile.packed.gpu.tiles import MaskedTiles, Tiles, masked_tiles, owned_tiles
 
 __all__ = ["bitmap", "bitmap_written", "owned", "owned_written"]

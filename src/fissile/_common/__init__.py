@@ -1,0 +1,1 @@
+"""What every part uses: errors, random numbers, shape annotations, threads, tables."""

@@ -1,0 +1,204 @@
+"""Random numbers: drawn from a seed, or hashed from a seed and a counter.
+
+A function takes its numbers from a `Draw` and never asks for a count that depends on data, so that
+stacked networks see what they would see alone. The order of batches is hashed: it needs no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fissile._common.errors import FissileError
+from fissile._common.shapes import Bool, Float, Int
+
+__all__ = [
+    "ROUNDS",
+    "Draw",
+    "choose",
+    "drawer",
+    "hash32",
+    "noise",
+    "order",
+    "order_keys",
+    "order_shape",
+    "ranks",
+    "seeded",
+    "stacked",
+]
+
+
+Draw = Callable[..., Tensor]
+
+
+def drawer(generator: torch.Generator) -> Draw:
+    """A draw from one CPU generator, always in float64.
+
+    >>> draw = drawer(torch.Generator().manual_seed(0))
+    >>> draw(2, 3).shape
+    torch.Size([2, 3])
+    """
+    # Numbers come from the CPU even for networks elsewhere: a seed then means one thing.
+    if generator.device.type != "cpu":
+        raise FissileError(
+            f"The generator lives on {generator.device}; give a torch.Generator() on the CPU."
+        )
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    return draw
+
+
+def stacked(drawers: Sequence[Draw]) -> Draw:
+    """A draw for a stack of networks: `draw(n, *shape)` stacks what each of n drawers gives.
+
+    >>> one, two = (drawer(torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    >>> stacked([one, two])(2, 5).shape
+    torch.Size([2, 5])
+    """
+    drawers = tuple(drawers)
+
+    def draw(*shape: int) -> Tensor:
+        if not drawers or shape[:1] != (len(drawers),):
+            raise FissileError(
+                f"A draw of shape {shape} was asked of {len(drawers)} stacked drawers; "
+                "its first dimension must count them, and there must be at least one."
+            )
+        return torch.stack([each(*shape[1:]) for each in drawers])
+
+    return draw
+
+
+def seeded(seed: int | Int[Tensor, " networks"]) -> Draw:
+    """A draw from a seed, or from one seed for each of a stack of networks.
+
+    >>> seeded(0)(5).shape, seeded(torch.tensor([0, 1]))(2, 5).shape
+    (torch.Size([5]), torch.Size([2, 5]))
+    """
+    if isinstance(seed, Tensor) and seed.ndim:
+        return stacked([drawer(torch.Generator().manual_seed(one)) for one in seed.tolist()])
+    return drawer(torch.Generator().manual_seed(int(seed)))
+
+
+def ranks(noise: Float[Tensor, "*batch entries"]) -> Int[Tensor, "*batch entries"]:
+    """The place of every entry in the order of its row, smallest first: a random permutation.
+
+    >>> ranks(torch.tensor([0.3, 0.9, 0.1]))
+    tensor([1, 2, 0])
+    """
+    return noise.argsort(dim=-1, stable=True).argsort(dim=-1)
+
+
+def choose(
+    noise: Float[Tensor, "*batch entries"], count: Int[Tensor, "*batch"]
+) -> Bool[Tensor, "*batch entries"]:
+    """Mark ``count`` entries of each row, those with the smallest noise: a random choice.
+
+    >>> choose(torch.tensor([0.3, 0.9, 0.1]), torch.tensor(2))
+    tensor([ True, False,  True])
+    """
+    return ranks(noise) < count.unsqueeze(-1)
+
+
+_WORD = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+#: How often a position is scrambled; fewer rounds leave neighbours correlated.
+ROUNDS = 4
+
+
+def hash32(*parts: int | Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+    """Mix whole numbers into one that looks random, 0 <= h < 2**32, elementwise.
+
+    >>> hash32(7, torch.arange(2))
+    tensor([1996066732, 3477029455])
+    """
+    state: int | Tensor = _GOLDEN
+    for part in parts:
+        # A seed may have 64 bits: its upper half is mixed in too.
+        for word in (part & _WORD, (part >> 32) & _WORD):
+            state = _scramble(((state ^ word) + _GOLDEN) & _WORD)
+    return torch.as_tensor(state)
+
+
+def _scramble(h: int | Tensor) -> int | Tensor:
+    """Apply the finaliser of MurmurHash3; int64 products wrap, and their low 32 bits are right."""
+    h = h ^ (h >> 16)
+    h = (h * 0x85EBCA6B) & _WORD
+    h = h ^ (h >> 13)
+    h = (h * 0xC2B2AE35) & _WORD
+    return h ^ (h >> 16)
+
+
+def noise(
+    seed: int | Int[Tensor, "*batch"], counter: int | Int[Tensor, "*batch"], *shape: int
+) -> Float[Tensor, "*batch ..."]:
+    """Return uniform numbers in [0, 1), float64, for each seed: the same for the same counter.
+
+    >>> noise(torch.tensor([1, 2]), 0, 3).shape
+    torch.Size([2, 3])
+    """
+    seeds = torch.as_tensor(seed)
+    entries = torch.arange(torch.Size(shape).numel(), device=seeds.device)
+    keys = hash32(seeds, counter)
+    uniform: Tensor = hash32(keys.unsqueeze(-1), entries) / 2**32
+    return uniform.reshape(*seeds.shape, *shape)
+
+
+def order_keys(
+    seed: int | Int[Tensor, "*batch"], epoch: int | Int[Tensor, "*batch"]
+) -> Int[Tensor, "*batch rounds two"]:
+    """Return the multiplier and addend of every round, for epochs of seeds, elementwise.
+
+    >>> order_keys(torch.tensor([[1], [2]]), torch.arange(25)).shape
+    torch.Size([2, 25, 4, 2])
+    """
+    seeds = torch.as_tensor(seed).unsqueeze(-1)
+    epochs = torch.as_tensor(epoch, device=seeds.device).unsqueeze(-1)
+    keys = hash32(seeds, epochs, torch.arange(2 * ROUNDS, device=seeds.device))
+    keys = keys.reshape(*keys.shape[:-1], ROUNDS, 2)
+    odd = torch.tensor([1, 0], device=keys.device)  # a multiplier must be odd to be invertible
+    return keys | odd
+
+
+def order_shape(samples: int) -> tuple[int, int]:
+    """Return how many bits number the samples, and how far each round shifts them."""
+    bits = max(1, (samples - 1).bit_length())
+    return bits, (bits + 1) // 2
+
+
+def order(
+    seed: int | Int[Tensor, "*batch"],
+    epoch: int,
+    samples: int,
+    start: int = 0,
+    stop: int | None = None,
+) -> Int[Tensor, "*batch positions"]:
+    """Return the order in which each network sees its samples in an epoch: a permutation.
+
+    >>> order(seed=0, epoch=0, samples=5)
+    tensor([1, 4, 0, 3, 2])
+    >>> order(seed=0, epoch=0, samples=5, start=1, stop=3)  # any part of it, at the same price
+    tensor([4, 0])
+
+    Positions are scrambled by steps that can each be undone, on the next power of two; a position
+    that lands beyond the samples is scrambled again until it lands within.
+    """
+    keys = order_keys(seed, epoch)  # (*batch, rounds, 2)
+    bits, shift = order_shape(samples)
+    positions = torch.arange(start, samples if stop is None else stop, device=keys.device)
+    keys = keys.unsqueeze(-3)
+    place = _place(positions, keys, bits, shift)  # (*batch, positions)
+    keys = keys.expand(*place.shape, ROUNDS, 2)
+    while bool((outside := place >= samples).any()):
+        place[outside] = _place(place[outside], keys[outside], bits, shift)
+    return place
+
+
+def _place(position: Tensor, keys: Tensor, bits: int, shift: int) -> Tensor:
+    for multiplier, addend in (pair.unbind(-1) for pair in keys.unbind(-2)):
+        position = (position * multiplier + addend) & ((1 << bits) - 1)
+        position = position ^ (position >> shift)
+    return position

@@ -1,0 +1,10 @@
+"""Sparse networks of one hidden layer, trained side by side: every way to spend a budget.
+
+>>> from fissile.bank.sparse import Plan, Prune, train
+"""
+
+from fissile.bank.sparse.plan import Plan, Prune, Rewire, SplitAt
+from fissile.bank.sparse.stack import Stack
+from fissile.bank.sparse.train import train
+
+__all__ = ["Plan", "Prune", "Rewire", "SplitAt", "Stack", "train"]

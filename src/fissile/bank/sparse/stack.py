@@ -1,0 +1,265 @@
+"""Plans of one shape, each with every seed, as one set of tensors.
+
+Networks of a seed lie side by side: they see the same batches, so their first layers are one wide
+matrix to the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fissile._common.errors import FissileError
+from fissile._common.random import hash32, noise
+from fissile._common.shapes import Bool, Float, Int
+from fissile.bank.sparse.adam import Moments, Rates, adam, unbiased
+from fissile.bank.sparse.loss import error
+from fissile.bank.sparse.masks import alive, count, sown
+from fissile.bank.sparse.plan import Plan, Schedule, SplitAt
+
+__all__ = ["Stack"]
+
+#: Of absolute weights, until it has been steered.
+_FIRST_PENALTY = 1e-3
+_WEIGHTS = ("first", "second", "direct")
+
+
+class Stack:
+    """Networks in training: ``len(plans) * len(seeds)`` of them, those of a seed side by side."""
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        seeds: Sequence[int],
+        inputs: int,
+        outputs: int,
+        steps: int,
+        device: torch.device,
+    ) -> None:
+        self.plans, self.plan = tuple(plans), plans[0]
+        self.networks, self.inputs, self.outputs = len(plans) * len(seeds), inputs, outputs
+        self.seeds = torch.tensor(list(seeds), device=device)
+        self.device, self.steps = device, steps
+        self.step = torch.zeros(1, dtype=torch.long, device=device)
+        rooms = torch.tensor([plan.budget - outputs for plan in plans], device=device)
+        self.room = rooms.repeat(len(seeds))
+        self.decay = self.each(lambda plan: plan.decay)
+        self.smooth = self.each(lambda plan: plan.smooth)
+        self.penalty = self.each(lambda plan: _FIRST_PENALTY * plan.l1)
+        self.still = torch.zeros_like(self.decay)
+        self.pruned = self.each(lambda plan: plan.prune is not None).bool()
+        self.unbias = unbiased(steps).to(device)
+        self.rates = self._rates()
+        self.listens = any(p.rewire and p.rewire.grow == "gradient" for p in plans)
+        for plan in plans:
+            _check(plan, inputs, outputs)
+        self._make()
+
+    # --- first weights
+
+    def _make(self) -> None:
+        d, h, c = self.inputs, self.plan.hidden, self.outputs
+        self.weights: dict[str, Tensor] = {}
+        if h:
+            self.weights["first"] = self._drawn(0, h, d) / d**0.5
+            if self.plan.bias:
+                self.weights["bias"] = self._drawn(1, h) / d**0.5
+            self.weights["second"] = self._drawn(2, c, h) / h**0.5
+        if self.plan.direct:
+            self.weights["direct"] = torch.zeros(self.networks, c, d, device=self.device)
+        self.weights["out"] = torch.zeros(self.networks, c, device=self.device)
+        self.masks = {
+            name: torch.ones_like(self.weights[name], dtype=torch.bool)
+            for name in _WEIGHTS
+            if name in self.weights
+        }
+        for erdos_renyi in (False, True):
+            self._sow("erdos-renyi" if erdos_renyi else "uniform", erdos_renyi)
+        self.moments = {
+            name: Moments(torch.zeros_like(one), torch.zeros_like(one))
+            for name, one in self.weights.items()
+        }
+        self.hear()
+
+    def _sow(self, start: str, erdos_renyi: bool) -> None:
+        mine = self.each(lambda plan: plan.start == start).bool().view(-1, 1, 1)
+        if not bool(mine.any()):
+            return
+        drawn = {
+            name: self.noise(3 + layer, *mask.shape[1:])
+            for layer, (name, mask) in enumerate(self.masks.items())
+        }
+        room = (self.room - self.plan.hidden * self.plan.bias).clamp(min=0)
+        for name, mask in sown(drawn, room, erdos_renyi=erdos_renyi).items():
+            # As if the neuron had always had so few inputs.
+            fewer = mask / mask.float().mean((-2, -1), keepdim=True).sqrt().clamp(min=1e-6)
+            self.weights[name] = torch.where(mine, self.weights[name] * fewer, self.weights[name])
+            self.masks[name] = torch.where(mine, mask, self.masks[name])
+
+    def hear(self) -> None:
+        self.gradients = (
+            {name: torch.zeros_like(self.weights[name]) for name in self.masks}
+            if self.listens
+            else {}
+        )
+
+    def each(self, value: Callable[[Plan], float]) -> Float[Tensor, " networks"]:
+        """Return a number of every plan, for every network."""
+        found = torch.tensor([float(value(plan)) for plan in self.plans], device=self.device)
+        return found.repeat(len(self.seeds))
+
+    def noise(self, stream: int, *shape: int) -> Float[Tensor, "networks ..."]:
+        """Draw uniform numbers below 1, the same for all plans of a seed."""
+        drawn = noise(hash32(self.seeds, stream), 0, *shape).float()
+        return drawn.repeat_interleave(len(self.plans), 0)
+
+    def _drawn(self, stream: int, *shape: int) -> Float[Tensor, "networks ..."]:
+        return 2 * self.noise(stream, *shape) - 1
+
+    def _rates(self) -> Float[Tensor, "steps networks"]:
+        courses = [_course(p.lr, p.schedule, p.splits, self.steps) for p in self.plans]
+        return torch.stack(courses, 1).to(self.device).repeat(1, len(self.seeds))
+
+    # --- a step
+
+    def logits(
+        self, x: Float[Tensor, "seeds samples inputs"]
+    ) -> tuple[Float[Tensor, "networks outputs samples"], Tensor | None]:
+        """Return logits, and what the hidden layer says; samples may be shared by all seeds."""
+        found, said = self.weights["out"].unsqueeze(-1), None
+        if "first" in self.weights:
+            said = self._seen(self.weights["first"], x, self.weights.get("bias"))
+            said = said.relu() if self.plan.activation == "relu" else said
+            found = torch.baddbmm(found, self.weights["second"], said)
+        if "direct" in self.weights:
+            found = found + self._seen(self.weights["direct"], x)
+        return found, said
+
+    def _seen(
+        self, weight: Tensor, x: Tensor, bias: Tensor | None = None
+    ) -> Float[Tensor, "networks rows samples"]:
+        """Multiply weights with samples, all networks of a seed at once."""
+        wide = weight.reshape(len(x), -1, self.inputs)
+        if bias is None:
+            return (wide @ x.mT).view(self.networks, weight.shape[1], -1)
+        found = torch.baddbmm(bias.reshape(len(x), -1, 1), wide, x.mT)
+        return found.view(self.networks, weight.shape[1], -1)
+
+    @torch.no_grad()
+    def train(
+        self,
+        x: Float[Tensor, "seeds batch inputs"],
+        targets: Float[Tensor, "seeds outputs batch"],
+        weights: Float[Tensor, "seeds batch"] | None = None,
+    ) -> None:
+        """Make a step on a batch of every seed, whose samples may count differently."""
+        found, said = self.logits(x)
+        off = error(found, targets, self.smooth)
+        if weights is not None:
+            off = off * weights.repeat_interleave(len(self.plans), 0).unsqueeze(1)
+        gradients = {"out": off.sum(-1)}
+        if said is not None:
+            gradients["second"] = off @ said.mT
+            back = self.weights["second"].mT @ off
+            if self.plan.activation == "relu":
+                back = torch.ops.aten.threshold_backward(back, said, 0)
+            if self.plan.bias:
+                gradients["bias"] = back.sum(-1)
+            gradients["first"] = self._gathered(back, x)
+        if "direct" in self.weights:
+            gradients["direct"] = self._gathered(off, x)
+        self._update(gradients)
+
+    def _gathered(self, error: Tensor, x: Tensor) -> Float[Tensor, "networks rows inputs"]:
+        return (error.reshape(len(x), -1, x.shape[1]) @ x).view(self.networks, -1, self.inputs)
+
+    def _update(self, gradients: dict[str, Tensor]) -> None:
+        lr, unbias = (one.index_select(0, self.step)[0] for one in (self.rates, self.unbias))
+        self.step += 1
+        step = None if self.step.is_cuda else self.step.float()
+        for name, weight in self.weights.items():
+            decay = self.decay if name in self.masks else self.still  # biases do not decay
+            rates = Rates(lr, decay, self.penalty, unbias, step)
+            penalised = self.plan.l1 and name == "direct"
+            mask = self.masks.get(name)
+            adam(weight, gradients[name], self.moments[name], mask, rates, l1=penalised)
+        for name, heard in self.gradients.items():
+            heard.copy_(gradients[name])
+
+    # --- what happens on the way
+
+    def put(self, masks: dict[str, Tensor]) -> None:
+        """Take other masks; whatever comes or goes is zero, and so are its moments."""
+        for name, mask in masks.items():
+            moved = mask != self.masks[name]
+            self.masks[name].copy_(mask)
+            for tensor in (self.weights[name], *self.moments[name]):
+                tensor.masked_fill_(moved, 0)
+
+    # --- what came of it
+
+    @torch.no_grad()
+    def accuracy(
+        self, x: Float[Tensor, "samples inputs"], y: Int[Tensor, " samples"]
+    ) -> Float[Tensor, "seeds plans"]:
+        """Return every network's share of right answers."""
+        widest = max(one.shape[1] for one in self.weights.values())
+        part = max(1, (1 << 27) // (self.networks * widest))
+        right = torch.zeros(self.networks, dtype=torch.long, device=self.device)
+        for begin in range(0, len(x), part):
+            some = x[begin : begin + part].unsqueeze(0)
+            right += (_guess(self.logits(some)[0]) == y[begin : begin + part]).sum(-1)
+        return (right.double() / len(x)).view(len(self.seeds), -1)
+
+    def nonzeros(self) -> Int[Tensor, "seeds plans"]:
+        """Count everything that a network needs, the outputs' biases too.
+
+        Of a pruned network only living neurons count; of others nobody looked, and all do.
+        """
+        found = count(self.masks, bias=False) + self.outputs
+        if self.plan.bias:
+            every = torch.full_like(found, self.weights["bias"].shape[1])
+            found = found + torch.where(self.pruned, alive(self.masks).sum(-1), every)
+        return found.view(len(self.seeds), -1)
+
+    @torch.no_grad()
+    def finite(self) -> Bool[Tensor, "seeds plans"]:
+        """Tell which networks have not diverged."""
+        sound = [torch.isfinite(one).flatten(1).all(1) for one in self.weights.values()]
+        return torch.stack(sound).all(0).view(len(self.seeds), -1)
+
+
+def _check(plan: Plan, inputs: int, outputs: int) -> None:
+    """Refuse a plan that would end with more than its budget."""
+    if plan.budget <= outputs:
+        raise FissileError(
+            f"a budget of {plan.budget} is too small: {outputs} outputs have a bias each, and "
+            f"there must be at least one weight; give at least {outputs + 1}"
+        )
+    if plan.prune is not None or plan.l1:
+        return
+    needed = outputs + plan.hidden * plan.bias + 1
+    if plan.start == "dense":
+        each = inputs + outputs + plan.bias
+        needed = outputs + plan.hidden * each + plan.direct * inputs * outputs
+    if needed > plan.budget:
+        raise FissileError(
+            f"{plan.hidden} hidden neurons from a start that is {plan.start} take {needed} "
+            f"parameters, more than the budget of {plan.budget}, and nothing prunes them"
+        )
+
+
+@cache
+def _course(
+    lr: float, schedule: Schedule, splits: tuple[SplitAt, ...], steps: int
+) -> Float[Tensor, " steps"]:
+    """Return the rate of every step; few plans of a study have one of their own."""
+    plan = Plan(1, 1, lr=lr, schedule=schedule, splits=splits)
+    return torch.tensor([plan.rate(step / steps) for step in range(steps)])
+
+
+def _guess(logits: Float[Tensor, "networks outputs samples"]) -> Int[Tensor, "networks samples"]:
+    return (logits.squeeze(1) > 0).long() if logits.shape[1] == 1 else logits.argmax(1)

@@ -1,0 +1,29 @@
+"""The command ``fissile``, also as ``python -m fissile.cli``."""
+
+from __future__ import annotations
+
+import sys
+
+from fissile._common.errors import FissileError, needs
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line and exit code 1, Ctrl-C is 130."""
+    try:
+        for module in ("typer", "rich", "pandas", "scipy"):
+            needs(module, "lab")
+        from fissile.cli import app
+
+        app(prog_name="fissile")
+    except FissileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

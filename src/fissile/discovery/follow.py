@@ -1,0 +1,283 @@
+"""Following neurons through a graph, from the layer that makes them to the one that reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import fx, nn
+
+from fissile.discovery.flow import Halves, Span, Stream, gate_trouble, merged
+from fissile.discovery.fused import halves_of, is_interleaved, span_of
+from fissile.discovery.module_checks import (
+    has_hooks,
+    is_layer,
+    is_norm,
+    is_torch_s,
+    norm_trouble,
+    passes_channels,
+    passes_silently,
+    sizes_of,
+)
+from fissile.discovery.ops import name_of, role_of
+from fissile.discovery.place import Kind
+from fissile.discovery.trace import Scope
+from fissile.layers.mlp import is_elementwise
+
+__all__ = ["FROZEN", "Found", "Wiring", "follow"]
+
+_HARMLESS = ("dtype", "device", "ndim", "dim", "is_cuda", "requires_grad", "layout")
+#: Why neurons are refused that take part in no training.
+FROZEN = "it is used under torch.no_grad(), so no gradient comes back"
+_VERBS = {"add": "added to", "sub": "subtracted from", "mul": "multiplied with"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A place by the names of its modules; ``doubt`` says why it has to be tried out first."""
+
+    kind: Kind
+    firsts: tuple[str, ...]
+    between: tuple[str, ...]
+    second: str
+    doubt: str | None = None
+
+
+@dataclass
+class Wiring:
+    """What a graph says of its layers: the places, and why the rest are none."""
+
+    found: list[Found] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def follow(scope: Scope, path: str, trouble: dict[str, str]) -> Wiring:
+    """Find the places of a scope.
+
+    Args:
+        scope: what was traced.
+        path: the scope's name in the model.
+        trouble: layers, by name, that cannot take part whatever surrounds them.
+    """
+    return _Follower(scope, path, trouble).run()
+
+
+class _Follower:
+    def __init__(self, scope: Scope, path: str, trouble: dict[str, str]) -> None:
+        self.scope, self.path, self.trouble = scope, path, trouble
+        self.tags: dict[fx.Node, Stream | Halves | Span] = {}
+        self.spoiled: dict[fx.Node, str] = {}
+        self.reads: dict[fx.Node, list[tuple[Stream, fx.Node]]] = {}
+        self.modules = dict(scope.root.named_modules())
+
+    def run(self) -> Wiring:
+        for node in self.scope.graph.nodes:
+            tag = self._step(node)
+            if tag is not None:
+                self.tags[node] = tag
+            if isinstance(tag, Stream) and _in_place(node, self.modules):
+                self.tags[node.all_input_nodes[0]] = tag
+        for node in self.scope.kept:
+            self._spoil([node], "its output is kept in an attribute, where others may read it")
+        wiring = Wiring()
+        for root in self.reads:
+            self._judge(root, wiring)
+        return wiring
+
+    def _step(self, node: fx.Node) -> Any:
+        """Say what a node carries; what it does that is not understood spoils what it takes."""
+        carried = [one for one in node.all_input_nodes if one in self.tags]
+        if node.meta.get("frozen"):
+            self._spoil(carried, FROZEN)
+        if node.op == "call_module":
+            return self._module(node)
+        if not carried:
+            return None
+        if node.op == "output" or isinstance(node.target, type):
+            where = self._called("") if self.path else "the model"
+            return self._spoil(carried, f"its output is what {where} returns")
+        return self._function(node, carried)
+
+    def _module(self, node: fx.Node) -> Stream | None:
+        module, name = self.modules[str(node.target)], self._name(node)
+        carried = [one for one in node.all_input_nodes if one in self.tags]
+        stream = self.tags[carried[0]] if len(carried) == 1 else None
+        if carried and not isinstance(stream, Stream):
+            self._spoil(carried, f"its output is used by {self._called(str(node.target))}")
+        elif isinstance(stream, Stream) and not is_layer(module):
+            passed = self._pass(str(node.target), module, stream)
+            return passed if isinstance(passed, Stream) else self._spoil(carried, passed)
+        if not is_layer(module):
+            return None
+        if isinstance(stream, Stream):
+            self._read(node, module, stream)
+        self.reads[node] = []
+        if node.meta.get("frozen"):
+            self.spoiled[node] = FROZEN
+        if name in self.trouble:
+            self.spoiled[node] = self.trouble[name]
+            return None
+        return Stream((node,), sizes_of(module)[1], isinstance(module, nn.Conv2d))
+
+    def _read(self, node: fx.Node, module: nn.Module, stream: Stream) -> None:
+        """Note that a layer reads neurons, if it can be the second of a place at all."""
+        name = self._name(node)
+        if stream.half is not None:
+            self._refuse(stream, f"{name!r} reads only a part of its output")
+        elif name in self.trouble:
+            self._refuse(stream, f"{name!r} reads it and cannot widen: {self.trouble[name]}")
+        elif isinstance(module, nn.Conv2d) is not stream.conv:
+            self._refuse(stream, f"{name!r}, a layer of another kind, reads it")
+        elif sizes_of(module)[0] != stream.width:
+            self._refuse(stream, f"{name!r} reads it but has another number of inputs")
+        else:
+            for root in stream.roots:
+                self.reads[root].append((stream, node))
+
+    def _pass(self, target: str, module: nn.Module, stream: Stream) -> Stream | str:
+        """Carry neurons through a module that is not a layer, or say why that cannot be."""
+        called, name = self._called(target), self._full(target)
+        if has_hooks(module):
+            return f"its output goes through {called}, which has hooks; remove them"
+        if is_norm(module):
+            trouble = norm_trouble(module, stream.width, stream.conv)
+            bends = isinstance(module, nn.PReLU)
+            return f"{called} {trouble}" if trouble else stream.through(name, active=bends)
+        if passes_silently(module) or (stream.conv and passes_channels(module)):
+            return stream.through(name)
+        if isinstance(module, nn.GLU) and stream.whole and not stream.conv and module.dim == -1:
+            return stream.through(name).joined()
+        if isinstance(module, nn.Flatten | nn.Unflatten):
+            return f"its output is reshaped by {called}"
+        if is_elementwise(module) and (is_torch_s(module) or is_elementwise(module, training=True)):
+            return stream.through(name, active=True)
+        if target in self.scope.opaque:
+            return f"its output goes into {called}, which could not be traced"
+        return f"its output goes through {called}, which is not elementwise"
+
+    def _function(self, node: fx.Node, carried: list[fx.Node]) -> Any:
+        asked = node.args[1] if node.target is getattr else node.target
+        if asked in _HARMLESS:
+            return None
+        tags = [self.tags[one] for one in carried]
+        if all(isinstance(tag, Span) for tag in tags[1:]):
+            half = halves_of(node, tags[0], self.tags)
+            if half is not None:
+                return half
+        if len(tags) == 1 and (span := span_of(node, tags[0])) is not None:
+            return span
+        streams = [tag for tag in tags if isinstance(tag, Stream)]
+        if len(streams) < len(tags):
+            return self._spoil(carried, f"its width is read by {self._what(node)}")
+        if asked in ("detach", "detach_", "data"):
+            return self._spoil(carried, "its output is detached, so no gradient comes back")
+        if is_interleaved(node):
+            return self._spoil(
+                carried, "its halves are interleaved; only whole halves can be split"
+            )
+        return self._elementwise(node, carried, streams)
+
+    def _elementwise(self, node: fx.Node, carried: list[fx.Node], streams: list[Stream]) -> Any:
+        role, what = role_of(node), self._what(node)
+        if role == "cast":
+            return streams[0] if carried[0] is node.args[0] else None
+        if role == "channels" and streams[0].conv and not node.kwargs.get("return_indices"):
+            return streams[0]
+        if role not in ("bend", "pass", "times", "ratio"):
+            return self._spoil(carried, f"its output goes through {what}, which may mix neurons")
+        if any(one not in self.tags and self._numbers(one) != 1 for one in node.all_input_nodes):
+            verb = _VERBS.get(name_of(node).strip(".()_"), "combined with")
+            trouble = f"its output is {verb} something that does not widen, by {what}"
+            return self._spoil(carried, trouble)
+        # x * x and x * f(x) bend; x * 2 does not.
+        several = sum(isinstance(one, fx.Node) for one in node.args) > 1
+        bends = role == "bend" or (role in ("times", "ratio") and several)
+        if all(stream.alike(streams[0]) for stream in streams):
+            return merged(streams, bends)
+        if role == "times" and len(streams) == 2:
+            return self._multiply(carried, *streams)
+        return self._spoil(carried, f"its output is combined with other neurons by {what}")
+
+    def _multiply(self, carried: list[fx.Node], one: Stream, other: Stream) -> Any:
+        """Join the halves of a fused layer, or gate and up."""
+        if one.roots == other.roots and {one.half, other.half} == {0, 1}:
+            return merged([one, other], True).joined()
+        trouble = gate_trouble(one, other)
+        if trouble is not None:
+            return self._spoil(carried, trouble)
+        # The gate is what passes an activation; where that tells nothing, what is listed first.
+        order = list(self.modules)
+        gate, up = sorted(
+            (one, other), key=lambda s: (not s.active, order.index(str(s.roots[0].target)))
+        )
+        return replace(merged([gate, up], True), roots=(*gate.roots, *up.roots))
+
+    def _numbers(self, node: fx.Node) -> int | None:
+        """Count the numbers of a tensor that the model holds; None for any other."""
+        if "numel" in node.meta:
+            return int(node.meta["numel"])
+        if node.op == "get_attr":
+            return self.scope.root.get_parameter(str(node.target)).numel()
+        return None
+
+    def _judge(self, root: fx.Node, wiring: Wiring) -> None:
+        """Make a place of a layer's neurons, or say why there is none."""
+        name, reads = self._name(root), self.reads[root]
+        if root in self.spoiled:
+            wiring.reasons[name] = self.spoiled[root]
+        elif not reads:
+            wiring.reasons[name] = "nothing reads its output"
+        elif len(reads) > 1:
+            readers = " and ".join(dict.fromkeys(repr(self._name(node)) for _, node in reads))
+            wiring.reasons[name] = f"its output is read more than once, by {readers}"
+        else:
+            self._settle(root, *reads[0], wiring)
+
+    def _settle(self, root: fx.Node, stream: Stream, reader: fx.Node, wiring: Wiring) -> None:
+        name, second = self._name(root), self._name(reader)
+        for other in stream.roots:
+            if other in self.spoiled or len(self.reads[other]) != 1:
+                partner = self._name(other)
+                wiring.reasons[name] = f"{partner!r}, its partner, is used elsewhere"
+                return
+        if not stream.active:
+            wiring.reasons[name] = f"nothing but linear layers from here to {second!r}"
+        elif root is stream.roots[0]:
+            kind: Kind = "conv" if stream.conv else "fused" if stream.fused else "mlp"
+            kind = "gated" if len(stream.roots) == 2 else kind
+            firsts = tuple(self._name(one) for one in stream.roots)
+            wiring.found.append(Found(kind, firsts, stream.between, second, stream.doubt))
+
+    def _spoil(self, nodes: list[fx.Node], reason: str) -> Any:
+        for node in nodes:
+            tag = self.tags.get(node)
+            if tag is not None:
+                self._refuse(tag if isinstance(tag, Stream) else tag.stream, reason)
+        return None  # so nothing is carried on
+
+    def _refuse(self, stream: Stream, reason: str) -> None:
+        for root in stream.roots:
+            self.spoiled.setdefault(root, reason)
+
+    def _full(self, target: str) -> str:
+        return f"{self.path}.{target}" if self.path and target else self.path or target
+
+    def _name(self, node: fx.Node) -> str:
+        return self._full(str(node.target))
+
+    def _called(self, target: str) -> str:
+        return f"{self._full(target)!r} ({type(self.modules[target]).__name__})"
+
+    def _what(self, node: fx.Node) -> str:
+        """Name a call and the module it stands in, unless that is the scope itself."""
+        stack = node.meta.get("nn_module_stack")
+        inside = next(reversed(stack.values()))[0] if stack else ""
+        return f"{name_of(node)} in {self._called(inside)}" if inside else name_of(node)
+
+
+def _in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Tell calls that change their input, such as ``x.relu_()``."""
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    changing = node.op == "call_method" and str(node.target).endswith("_")
+    return changing or bool(node.kwargs.get("inplace"))

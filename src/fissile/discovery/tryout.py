@@ -1,0 +1,220 @@
+"""Trying places out: neurons that are merely doubled must not change what a model computes."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from fissile._common.errors import FissileError
+from fissile.discovery.follow import Found
+from fissile.discovery.isolate import reseed
+from fissile.discovery.meta_copy import as_it_is, copied_with, in_double
+from fissile.layers import children_of, is_transposed
+from fissile.layers.norms import copied, widened
+
+__all__ = ["arguments_of", "try_out"]
+
+_MAKES, _READS = ("out_features", "out_channels", "nf"), ("in_features", "in_channels", "nx")
+#: The largest model that is copied in 64 bits, a gigabyte.
+_LARGEST = 2**27
+_CHANGED = "widening it without splitting changes what the model computes"
+
+
+def arguments_of(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what a forward pass is called with.
+
+    >>> arguments_of({"x": 1})
+    ((), {'x': 1})
+    """
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, list | tuple):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def try_out(model: nn.Module, found: list[Found], example_inputs: Any) -> dict[Found, str]:
+    """Double the neurons of every place, in a copy and without splitting; return what fails, why.
+
+    Args:
+        model: the model; it stays as it is.
+        found: the places to try.
+        example_inputs: for one forward pass.
+    """
+    trial = _Trial(model, {one.second for one in found}, example_inputs)
+    failed = {one: why for one in found if (why := trial.miscounted(one)) is not None}
+    left = [one for one in found if one not in failed]
+    while left:
+        together = _apart(left)
+        if trial.trouble(together) is not None:
+            failed |= {one: why for one in together if (why := trial.trouble([one])) is not None}
+        left = [one for one in left if one not in together]
+    return failed
+
+
+def _apart(found: list[Found]) -> list[Found]:
+    """Return places that have no layer in common."""
+    chosen: list[Found] = []
+    spent: set[str] = set()
+    for one in found:
+        layers = {*one.firsts, one.second}
+        if spent.isdisjoint(layers):
+            chosen.append(one)
+            spent |= layers
+    return chosen
+
+
+@dataclass
+class _Pass:
+    """What one forward pass has shown."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    outputs: dict[str, list[Tensor]] = field(default_factory=dict)  # the model's has no name
+
+
+class _Trial:
+    def __init__(self, model: nn.Module, seconds: set[str], example_inputs: Any) -> None:
+        self.model, self.seconds, self.inputs = model, seconds, example_inputs
+        self.copy_tensor: Callable[[Tensor], Tensor | None] = as_it_is
+        try:
+            self.plain = self._run(self._copy())
+        except Exception as error:
+            raise FissileError(
+                f"the model does not run with these example_inputs: {type(error).__name__}: {error}"
+            ) from error
+        if sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST:
+            self._go_double()
+
+    def _go_double(self) -> None:
+        """Use numbers of 64 bits, which tell a small change from rounding, if the model can."""
+        self.copy_tensor = in_double
+        try:
+            plain = self._run(self._copy())
+        except Exception:  # code that insists on its own dtype
+            plain = None
+        if plain is not None and plain.calls == self.plain.calls:
+            self.plain = plain
+        else:
+            self.copy_tensor = as_it_is
+
+    def miscounted(self, found: Found) -> str | None:
+        """Say whether a layer runs more often than what reads it, in one pass."""
+        calls = self.plain.calls
+        firsts, second = [calls[name] for name in found.firsts], calls[found.second]
+        if any(count > second for count in firsts):
+            return f"it is called more often than {found.second!r}, which reads it"
+        if any(count < second for count in firsts):
+            return f"{found.second!r}, which reads it, is called more often"
+        if second == 0 and found.doubt is not None:
+            return f"{found.doubt} (the example_inputs given do not reach it)"
+        return None
+
+    def trouble(self, found: list[Found]) -> str | None:
+        """Say whether the model computes something else when these places are doubled."""
+        work = self._copy()
+        for one in found:
+            _double(work, one)
+        try:
+            wide = self._run(work)
+        except Exception:  # a shape that no longer fits, whatever says so
+            return _CHANGED
+        layers = [name for one in found for name in (*one.firsts, one.second)]
+        if any(wide.calls[name] != self.plain.calls[name] for name in layers):
+            return "the model goes on calling the old layer, past its name"
+        # A branch that counts for little shows in its own layer, hardly in what the model returns.
+        for name in ("", *(one.second for one in found)):
+            mine, theirs = (run.outputs.get(name, []) for run in (wide, self.plain))
+            if len(mine) != len(theirs) or not all(map(_close, mine, theirs)):
+                return _CHANGED
+        return None
+
+    def _copy(self) -> nn.Module:
+        return copied_with(self.model, self.copy_tensor).eval()
+
+    def _run(self, model: nn.Module) -> _Pass:
+        seen = _Pass()
+
+        def note(name: str, output: Any) -> None:
+            seen.calls[name] += 1
+            if name in self.seconds or not name:
+                tensors = [tensor.clone() for tensor in _tensors(output)]
+                seen.outputs.setdefault(name, []).extend(tensors)
+
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                module.register_forward_hook(lambda *args, name=name: note(name, args[-1]))
+        positional, named = tree_map(self._input, arguments_of(self.inputs))
+        reseed()
+        with torch.no_grad():
+            model(*positional, **named)
+        return seen
+
+    def _input(self, x: Any) -> Any:
+        new = self.copy_tensor(x) if isinstance(x, Tensor) else None
+        return copy.copy(x) if new is None else new
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """Find the tensors in whatever a model returns."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value)
+    elif is_dataclass(output):
+        for one in fields(output):
+            yield from _tensors(getattr(output, one.name))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Compare up to rounding."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    finite = torch.isfinite(other)
+    if not torch.equal(finite, torch.isfinite(one)):
+        return False
+    room = torch.finfo(one.dtype).eps ** 0.4  # 0.002 in float32, which TensorFloat-32 needs
+    one, other = one[finite].double(), other[finite].double()
+    return bool(((one - other).abs() <= room * other.abs().max()).all()) if one.numel() else True
+
+
+def _double(model: nn.Module, found: Found) -> None:
+    """Give every neuron a twin; what reads them counts each one half."""
+    for name in found.firsts:
+        model.set_submodule(name, _layer(model.get_submodule(name), neurons=True))
+    for name in found.between:
+        new = widened(model.get_submodule(name), 2)
+        if new is not None:
+            model.set_submodule(name, new[0].train(False))
+    model.set_submodule(found.second, _layer(model.get_submodule(found.second), neurons=False))
+
+
+def _layer(layer: nn.Module, *, neurons: bool) -> nn.Module:
+    """Return a layer with twice the neurons, or one that reads twice as many."""
+    new = copy.deepcopy(layer)
+    rows, columns = (-1, -2) if is_transposed(layer) else (-2, -1)
+    if isinstance(layer, nn.Conv2d):
+        rows, columns = 0, 1
+    wide = children_of(layer.get_parameter("weight").detach(), 2, rows if neurons else columns)
+    new.weight = nn.Parameter(wide if neurons else wide / 2)
+    bias = copied(layer._parameters["bias"], 2 if neurons else 1)
+    if bias is not None:
+        new.bias = nn.Parameter(bias)
+    for name in _MAKES if neurons else _READS:
+        if hasattr(new, name):
+            setattr(new, name, 2 * getattr(new, name))
+    return new

@@ -1,0 +1,297 @@
+"""Fixed parameter expansion of a model: more neurons, the same number of non-zero weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fissile._common.errors import FissileError, whole
+from fissile._common.random import Draw, hash32, seeded
+from fissile.discovery.config import widen_config
+from fissile.discovery.discover import discover
+from fissile.discovery.place import Place, Where, choose, refuse_wrapped
+from fissile.expansion.budget import (
+    Allocation,
+    Budget,
+    Magnitude,
+    Squares,
+    check_budget,
+    resolve_allocation,
+)
+from fissile.expansion.optimizer import check_optimizer
+from fissile.expansion.pattern import Form, Pattern, check_alpha, split_pair
+from fissile.expansion.replace import (
+    Replacement,
+    assemble,
+    dropconnect_first,
+    matrix_of,
+    sparse_first,
+    sparse_second,
+)
+from fissile.expansion.split import Split, resolve_split
+from fissile.expansion.structure import note
+from fissile.layers import Pair, is_transposed
+from fissile.layers.norms import Rebuilt, widened
+
+__all__ = ["dropconnect", "expand"]
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def expand(
+    model: nn.Module,
+    alpha: int,
+    split: str | Split | Sequence[str | Split] = "random",
+    *,
+    where: Where | None = None,
+    seed: int | Tensor = 0,
+    budget: Budget = "weights",
+    allocation: str | Allocation = "magnitude",
+    optimizer: Optimizer | None = None,
+    example_inputs: Any = None,
+    inplace: bool = False,
+) -> nn.Module:
+    """Split each neuron into ``alpha`` sparse children at the same number of non-zero weights.
+
+    >>> wide = expand(MLP([32, 8, 1]), alpha=2)  # 16 hidden neurons, 264 weights as before
+    >>> nonzeros(wide).weights
+    264
+    >>> wide = expand(bert, 4, where="encoder.layer.*")  # MLPs, gated MLPs, convolutions
+
+    Args:
+        model: a trained model; it is left untouched unless ``inplace``.
+        alpha: children per neuron.
+        split: who inherits which input: a name, a :class:`fissile.Split`, or one for each
+            widened layer.
+        where: which places to expand: a name or glob of a layer or of a module above it, a list
+            of those, or a function of a :class:`fissile.Place`; all that :func:`fissile.discover`
+            finds by default.
+        seed: of the split's randomness; for a stack of networks (:mod:`fissile.bank`), one each.
+        budget: ``"weights"`` counts weights as the paper does, ``"all"`` biases and norms too.
+        allocation: how both layers share the budget: ``"magnitude"`` as in the paper, ``"layer"``,
+            ``"erdos-renyi"``, ``"saliency"`` (by gradients, which come from the optimizer or from
+            the last ``backward()``), or an :class:`Allocation`.
+        optimizer: an SGD, Adam or AdamW that shall continue on the new model, in place.
+        example_inputs: what the model is called with; places that its code alone does not show
+            are then found by trying.
+        inplace: change the given model instead of a copy, gradients that it has accumulated too; a
+            config that it shares with a model around it is then changed for both.
+
+    Returns:
+        The expanded model. Of layers in a row 1, 3, 5, ... are widened, the head never.
+    """
+    refuse_wrapped(model)
+    places = choose(discover(model, example_inputs), where)
+    splits = _splits_for(places, split)
+    if optimizer is not None:
+        optimizer = check_optimizer(optimizer, model)
+    terms = _Terms(check_budget(budget), resolve_allocation(allocation), optimizer)
+    made = _replacements(model, places, alpha, splits, seed, terms, sparse_first)
+    wide = assemble(model, made, optimizer, inplace=inplace)
+    widen_config(wide, {place.neurons for place in places}, index(alpha))
+    note(wide)
+    return wide
+
+
+def dropconnect(
+    model: nn.Module,
+    alpha: int,
+    *,
+    seed: int | Tensor = 0,
+    optimizer: Optimizer | None = None,
+) -> nn.Module:
+    """Duplicate each neuron ``alpha`` times and draw a fresh mask at every training pass.
+
+    >>> control = dropconnect(MLP([32, 8, 1]), alpha=2)
+
+    The control of the paper: as many active weights per pass as :func:`expand` leaves, but dense,
+    scaled weights in evaluation. It is a regulariser, and keeps no budget at test time.
+    """
+    refuse_wrapped(model)
+    places = choose(discover(model), None)
+    for place in places:
+        if place.kind != "mlp":
+            raise FissileError(
+                f"dropconnect is a control for plain pairs of linear layers; {place.name!r} is of "
+                f"the kind {place.kind!r}"
+            )
+    splits = _splits_for(places, "random")
+    if optimizer is not None:
+        optimizer = check_optimizer(optimizer, model)
+    made = _replacements(model, places, alpha, splits, seed, _Terms(), dropconnect_first)
+    control = assemble(model, made, optimizer)
+    note(control)
+    return control
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What decides which weights stay: what is counted, how it is shared, whose gradients."""
+
+    budget: Budget = "weights"
+    allocation: Allocation = field(default_factory=Magnitude)
+    optimizer: Optimizer | None = None
+
+
+#: Makes a first layer, from a seed of its own.
+MakeFirst = Callable[[Tensor, nn.Module, Pattern], Rebuilt]
+
+
+def _replacements(
+    model: nn.Module,
+    places: list[Place],
+    alpha: int,
+    splits: list[Split],
+    seed: int | Tensor,
+    terms: _Terms,
+    make_first: MakeFirst,
+) -> list[Replacement]:
+    """Split every place; the model is only read."""
+    if not isinstance(seed, Tensor) and whole("seed", seed, least=0) >= 2**63:
+        raise FissileError(f"seed={seed} needs more than 63 bits; give a smaller one")
+    for place in places:
+        _check_values(model, place.layers)
+    draw = seeded(seed)
+    made: dict[str, Replacement] = {}
+    stream = 0
+    for place, split in zip(places, splits, strict=True):
+        first = partial(make_first, hash32(seed, stream))
+        try:
+            made |= _split_place(model, place, alpha, split, draw, terms, first)
+        except FissileError as error:
+            raise FissileError(f"layer {place.name!r}: {error}") from None
+        stream += len(place.between) + 2
+    return list(made.values())
+
+
+def _split_place(
+    model: nn.Module,
+    place: Place,
+    alpha: int,
+    split: Split,
+    draw: Draw,
+    terms: _Terms,
+    make_first: Callable[[nn.Module, Pattern], Rebuilt],
+) -> dict[str, Replacement]:
+    """Return what every module of a place becomes, by name."""
+    firsts = [model.get_submodule(name) for name in place.firsts]
+    second = model.get_submodule(place.second)
+    count = check_alpha(alpha, place.inputs)
+    between = {
+        name: Replacement(name, *new)
+        for name in place.between
+        if (new := widened(model.get_submodule(name), count)) is not None
+    }
+    pattern = split_pair(
+        torch.cat([matrix_of(layer) for layer in firsts], -2),
+        matrix_of(second),
+        count,
+        split,
+        draw,
+        form=_form(place, firsts[0], second),
+        extra=_extra(model, firsts, between, count) if terms.budget == "all" else 0,
+        allocation=terms.allocation,
+        squares=_squares(firsts, second, terms) if terms.allocation.uses_gradients else None,
+    )
+    made = {
+        name: Replacement(name, *make_first(layer, part))
+        for name, layer, part in zip(place.firsts, firsts, pattern.parts(len(firsts)), strict=True)
+    }
+    pair = Pair(place.firsts, tuple(between), place.second)
+    reader = Replacement(place.second, *sparse_second(second, pattern, pair))
+    return made | between | {place.second: reader}
+
+
+def _form(place: Place, first: nn.Module, second: nn.Module) -> Form:
+    """Read off how the place's neurons lie in its matrices."""
+    if isinstance(first, nn.Conv2d) and isinstance(second, nn.Conv2d):
+        return Form(1, *(layer.weight[0, 0].numel() for layer in (first, second)))
+    return Form(2 if place.kind in ("gated", "fused") else 1)
+
+
+def _extra(
+    model: nn.Module, firsts: list[nn.Module], between: dict[str, Replacement], alpha: int
+) -> int:
+    """Count the parameters that the children add besides weights: biases, norms, slopes."""
+    added = 0
+    for layer in firsts:
+        if isinstance(layer.bias, Tensor):
+            added += (alpha - 1) * layer.bias.shape[-1]
+    for name, new in between.items():
+        old = model.get_submodule(name)
+        added += sum(p.shape[-1] for p in new.module.parameters())
+        added -= sum(p.shape[-1] for p in old.parameters())
+    return added
+
+
+def _squares(firsts: list[nn.Module], second: nn.Module, terms: _Terms) -> Squares | None:
+    """Return the squares of the gradients, laid out as the weights; None where there are none.
+
+    All are Adam's or all are of the last gradient: a mean and a sample are not compared.
+    """
+    layers = [*firsts, second]
+    for source in (partial(_moment, terms.optimizer), _squared_gradient):
+        found = [(layer, source(layer.get_parameter("weight"))) for layer in layers]
+        squares = [_laid_out(layer, square) for layer, square in found if square is not None]
+        if len(squares) == len(layers):
+            return torch.cat(squares[:-1], -2), squares[-1]
+    return None
+
+
+def _moment(optimizer: Optimizer | None, weight: nn.Parameter) -> Tensor | None:
+    """Return Adam's running mean of the squares, uncorrected: layers learn for equally long."""
+    if optimizer is None or weight not in optimizer.state:
+        return None
+    moment = optimizer.state[weight].get("exp_avg_sq")
+    return moment.to(weight.device) if isinstance(moment, Tensor) else None
+
+
+def _squared_gradient(weight: nn.Parameter) -> Tensor | None:
+    if weight.grad is None:
+        return None
+    gradient = weight.grad.detach()
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)).square()
+
+
+def _laid_out(layer: nn.Module, tensor: Tensor) -> Tensor:
+    """Lay a tensor of the weight's shape out as ``matrix_of`` does the weight."""
+    if isinstance(layer, nn.Conv2d):
+        return tensor.flatten(1)
+    return tensor.mT if is_transposed(layer) else tensor
+
+
+def _splits_for(places: list[Place], split: str | Split | Sequence[str | Split]) -> list[Split]:
+    if isinstance(split, str | Split):
+        return [resolve_split(split)] * len(places)
+    if not isinstance(split, Sequence):
+        return [resolve_split(split)]  # which says what a split is
+    if len(split) != len(places):
+        raise FissileError(f"{len(split)} splits were given for {len(places)} widened layers")
+    return [resolve_split(one) for one in split]
+
+
+def _check_values(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse weights that no ranking by magnitude can order; the layers are known to be fit."""
+    for name in names:
+        layer = model.get_submodule(name)
+        for key, parameter in layer.named_parameters():
+            if parameter.dtype not in _DTYPES or not torch.isfinite(parameter).all():
+                raise FissileError(
+                    f"{name}.{key} ({parameter.dtype}) holds NaN, infinite or odd values; "
+                    "expansion ranks weights by magnitude and needs finite numbers of 16 bits "
+                    "or more"
+                )
+        weight = layer.get_parameter("weight")
+        dims = (-2, -1) if weight.ndim == 3 else None  # of a stack, every network counts
+        if not torch.count_nonzero(weight, dims).all():
+            raise FissileError(
+                f"every weight of {name!r} is zero, so there is nothing to keep; "
+                "train the model before expanding it"
+            )

@@ -1,0 +1,94 @@
+"""The optimizer across the split: it goes on, on the new parameters, with what it has learned."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from fissile._common.errors import FissileError
+
+__all__ = ["Moments", "Move", "carried", "check_optimizer"]
+
+_KNOWN = (SGD, Adam, AdamW)
+
+
+class Moments(Adam):
+    """Adam's moments, kept for others who do the steps.
+
+    Adam itself imports PyTorch's compiler before it takes parameters, which takes over a second.
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take parameters, as Adam does once the compiler is there."""
+        inspect.unwrap(Optimizer.add_param_group)(self, param_group)
+
+
+@dataclass(frozen=True)
+class Move:
+    """What became of a parameter, and how to carry a tensor of its shape along.
+
+    Surviving weights keep their moments, removed ones drop them, children inherit the parent's.
+    """
+
+    old: nn.Parameter
+    new: nn.Parameter
+    how: Callable[[Tensor], Tensor]
+
+
+def check_optimizer(optimizer: Optimizer, model: nn.Module) -> Optimizer:
+    """Return the optimizer, unwrapped; refuse one whose state we could not carry over."""
+    if not _is_known(optimizer):  # accelerate wraps the one that holds the state
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+    if not _is_known(optimizer):
+        known = ", ".join(kind.__name__ for kind in _KNOWN)
+        raise FissileError(
+            f"cannot carry the state of {type(optimizer).__name__} across the split (known: "
+            f"{known}); expand without optimizer= and make a new one"
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not any(id(p) in held for p in model.parameters()):
+        raise FissileError("the optimizer holds none of this model's parameters")
+    return optimizer
+
+
+def _is_known(optimizer: Optimizer) -> bool:
+    return type(optimizer) in (*_KNOWN, Moments)
+
+
+def carried(optimizer: Optimizer, moves: Sequence[Move]) -> Callable[[], None]:
+    """Work out what the optimizer holds after the moves; the answer, called, changes it in place.
+
+    In place, so that schedulers keep working; in two steps, so that nothing changes by halves.
+    """
+    by_old = {id(move.old): move.new for move in moves}
+    groups = [[by_old.get(id(p), p) for p in group["params"]] for group in optimizer.param_groups]
+    states = [
+        (
+            move,
+            {key: _carried(key, value, move) for key, value in optimizer.state[move.old].items()},
+        )
+        for move in moves
+        if move.old in optimizer.state
+    ]
+
+    def change() -> None:
+        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = parameters
+        for move, state in states:
+            del optimizer.state[move.old]
+            optimizer.state[move.new] = state
+
+    return change
+
+
+def _carried(key: str, value: Any, move: Move) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if key == "step" or value.shape != move.old.shape:  # a count, not a moment of each weight
+        return value.clone()
+    return move.how(value).clone()

@@ -1,0 +1,215 @@
+"""Replace the layers of a model by their expanded ones, and carry the optimizer over.
+
+Every new module comes with a function that carries tensors of its old parameters' shapes over.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fissile._common.errors import FissileError
+from fissile._common.shapes import Float
+from fissile.discovery.module_checks import marks_of, refuse_packed
+from fissile.expansion.optimizer import Move, carried
+from fissile.expansion.pattern import Pattern
+from fissile.layers import (
+    DropConnectLinear,
+    Geometry,
+    MaskedConv2d,
+    MaskedLinear,
+    Pair,
+    PartitionedConv2d,
+    PartitionedLinear,
+    SparseLayer,
+    children_of,
+    is_transposed,
+)
+from fissile.layers.norms import Carry, Rebuilt, copied
+
+__all__ = [
+    "Replacement",
+    "assemble",
+    "dropconnect_first",
+    "matrix_of",
+    "sparse_first",
+    "sparse_second",
+    "without_fast_path",
+]
+
+
+def matrix_of(layer: nn.Module) -> Float[Tensor, "*batch outputs columns"]:
+    """Return a dense layer's weight as a matrix, one row for every neuron or filter."""
+    weight = layer.get_parameter("weight").detach()
+    if isinstance(layer, nn.Conv2d):
+        return weight.flatten(1)
+    return weight.mT if is_transposed(layer) else weight
+
+
+def sparse_first(_: Tensor, layer: nn.Module, pattern: Pattern) -> Rebuilt:
+    """Keep weight and owner where the split is a partition, a masked copy where it is not."""
+    alpha, turn = pattern.alpha, _turn(layer)
+    weight = turn(layer.get_parameter("weight").detach())
+    rows, how = -weight.ndim if isinstance(layer, nn.Conv2d) else -2, _bias_to_children(alpha)
+    if pattern.first is None:
+        owner = pattern.owner.reshape(weight.shape)
+        new = _partitioned(layer, weight, owner, alpha, _bias(layer, alpha))
+        return new, how | {"weight": lambda t: torch.where(owner < 0, 0, turn(t))}
+    wide = children_of(weight, alpha, rows)
+    mask = pattern.first.reshape(wide.shape)
+    new = _masked(layer, wide, mask, _bias(layer, alpha))
+    return new, how | {"weight": lambda t: torch.where(mask, children_of(turn(t), alpha, rows), 0)}
+
+
+def sparse_second(layer: nn.Module, pattern: Pattern, pair: Pair) -> Rebuilt:
+    """Copy what reads a parent to all its children, under the mask of what is left."""
+    alpha, turn = pattern.alpha, _turn(layer)
+    weight = turn(layer.get_parameter("weight").detach())
+    columns = -3 if isinstance(layer, nn.Conv2d) else -1
+    wide = children_of(weight, alpha, columns)
+    mask = pattern.second.reshape(wide.shape)
+    new = _masked(layer, wide, mask, _bias(layer))
+    new.pair = pair.alone()
+    carry = lambda t: torch.where(mask, children_of(turn(t), alpha, columns), 0)  # noqa: E731
+    return new, {"weight": carry}
+
+
+def dropconnect_first(seed: Tensor, layer: nn.Module, pattern: Pattern) -> Rebuilt:
+    """Duplicate the neurons, to be masked anew at every pass."""
+    alpha, turn = pattern.alpha, _turn(layer)
+    weight = children_of(turn(layer.get_parameter("weight").detach()), alpha, -2)
+    new = DropConnectLinear(
+        weight, pattern.first_mask().sum(-1), _bias(layer, alpha), seed,
+        transposed=is_transposed(layer),
+    )  # fmt: skip
+    how: dict[str, Carry] = {"weight": lambda t: children_of(turn(t), alpha, -2)}
+    return new, how | _bias_to_children(alpha)
+
+
+def _bias(layer: nn.Module, alpha: int = 1) -> Tensor | None:
+    return copied(layer._parameters["bias"], alpha)
+
+
+def _turn(layer: nn.Module) -> Carry:
+    return (
+        (lambda tensor: tensor.mT.contiguous()) if is_transposed(layer) else (lambda tensor: tensor)
+    )
+
+
+def _bias_to_children(alpha: int) -> dict[str, Carry]:
+    return {"bias": lambda tensor: children_of(tensor, alpha, -1)}
+
+
+def _partitioned(
+    layer: nn.Module, weight: Tensor, owner: Tensor, alpha: int, bias: Tensor | None
+) -> SparseLayer:
+    if isinstance(layer, nn.Conv2d):
+        return PartitionedConv2d(weight, owner, alpha, bias, Geometry.of(layer))
+    return PartitionedLinear(weight, owner, alpha, bias, transposed=is_transposed(layer))
+
+
+def _masked(layer: nn.Module, weight: Tensor, mask: Tensor, bias: Tensor | None) -> SparseLayer:
+    if isinstance(layer, nn.Conv2d):
+        return MaskedConv2d(weight, mask, bias, Geometry.of(layer))
+    return MaskedLinear(weight, mask, bias, transposed=is_transposed(layer))
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A module to put at a name, and how its old parameters' tensors are carried over."""
+
+    name: str
+    module: nn.Module
+    how: dict[str, Carry]
+
+
+def assemble(
+    model: nn.Module,
+    replacements: list[Replacement],
+    optimizer: Optimizer | None,
+    *,
+    inplace: bool = False,
+) -> nn.Module:
+    """Put the new modules in their places, in a copy or in the model, and move the optimizer."""
+    refuse_packed(model)
+    if inplace and any(not new.name for new in replacements):
+        raise FissileError("the model is itself the layer to replace; leave out inplace=True")
+    for new in replacements:
+        _dress(new.module, model.get_submodule(new.name))
+    built = model if inplace else copy.deepcopy(model)
+    # Everything is worked out before the first change: an error leaves the model as it was.
+    moves = _moves(model, built, replacements)
+    gradients = _gradients(moves) if inplace else []
+    change = None if optimizer is None else carried(optimizer, moves)
+    for new in replacements:
+        if new.name:
+            built.set_submodule(new.name, new.module)
+        else:
+            built = new.module
+    without_fast_path(built, [new.name for new in replacements])
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+    if change is not None:
+        change()
+    return built
+
+
+def _moves(model: nn.Module, built: nn.Module, replacements: list[Replacement]) -> list[Move]:
+    """Return what becomes of every parameter that will be another one."""
+    news = dict(built.named_parameters())
+    how: dict[str, Carry] = {}
+    for new in replacements:
+        prefix = f"{new.name}." if new.name else ""
+        for key, _ in model.get_submodule(new.name).named_parameters():
+            news.pop(prefix + key, None)
+        news |= {prefix + key: parameter for key, parameter in new.module.named_parameters()}
+        how |= {prefix + key: carry for key, carry in new.how.items()}
+    moves = []
+    for name, old in model.named_parameters():
+        if name not in news:
+            raise FissileError(f"{name!r} has no place in the new layer; remove it first")
+        if news[name] is not old:
+            moves.append(Move(old, news[name], how.get(name, lambda tensor: tensor)))
+    return moves
+
+
+def _gradients(moves: list[Move]) -> list[tuple[nn.Parameter, Tensor]]:
+    """Carry what accumulated so far, where training goes on in the same model."""
+    return [
+        (move.new, move.how(move.old.grad).clone()) for move in moves if move.old.grad is not None
+    ]
+
+
+def without_fast_path(model: nn.Module, changed: list[str]) -> None:
+    """Switch off torch's fused inference of transformer layers that hold one of the changed ones.
+
+    It reads the weights of ``linear1`` and ``linear2`` past their forward.
+    """
+    above = {name for layer in changed for name in _above(layer)}
+    for name, module in model.named_modules():
+        if name not in above:
+            continue
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder):
+            module.enable_nested_tensor = module.use_nested_tensor = False
+
+
+def _above(name: str) -> list[str]:
+    """Name the modules that hold this one, the model itself first."""
+    return ["", *accumulate(name.split(".")[:-1], lambda one, other: f"{one}.{other}")]
+
+
+def _dress(new: nn.Module, old: nn.Module) -> None:
+    """Take over the mode, what learns, and what was noted on the layer."""
+    new.train(old.training)
+    for key, value in marks_of(old).items():
+        if not hasattr(new, key):
+            setattr(new, key, value)
+    for key, parameter in new.named_parameters(recurse=False):
+        parameter.requires_grad_(old.get_parameter(key).requires_grad)

@@ -1,0 +1,417 @@
+"""The structure of an expanded model as plain data, and a dense model given that structure.
+
+A recipe holds no tensor: a rebuilt model is empty and waits for ``load_state_dict``. Recipes come
+out of files, so nothing in one is believed: every size must be the model's own times an alpha that
+its fan-in allows, before anything is made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fissile._common.errors import FileError
+from fissile.discovery.config import config_of, widen_config
+from fissile.expansion.replace import without_fast_path
+from fissile.layers import (
+    REMOVED,
+    DropConnectLinear,
+    Geometry,
+    MaskedConv2d,
+    MaskedLinear,
+    Pair,
+    PartitionedConv2d,
+    PartitionedLinear,
+    SparseConv2d,
+    SparseLayer,
+    SparseLinear,
+    is_transposed,
+)
+from fissile.layers.norms import resize, width_of
+
+__all__ = [
+    "METHOD",
+    "check_pairs",
+    "described",
+    "note",
+    "pairs_in",
+    "read_pairs",
+    "rebuild",
+    "recipe_of",
+    "remember",
+    "renamed",
+]
+
+
+#: What a layer maps to what: inputs and outputs.
+Sizes = tuple[int, int]
+
+
+def pairs_in(model: nn.Module) -> list[Pair] | None:
+    """Return which expanded layers belong together; None if that is not known of them all."""
+    names = {id(module): name for name, module in model.named_modules()}
+    left = {name for name, m in model.named_modules() if isinstance(m, SparseLayer)}
+    pairs = []
+    for name, layer in model.named_modules():
+        known = layer.pair.beside(name) if isinstance(layer, SparseLayer) and layer.pair else None
+        if known is None:
+            continue
+        pair = _as_named(model, known, names)
+        if pair is None or not left.issuperset((*pair.firsts, name)):
+            return None
+        left -= {*pair.firsts, name}
+        pairs.append(pair)
+    return None if left else pairs
+
+
+def remember(model: nn.Module, pair: Pair) -> None:
+    """Let the layer that reads the children know its pair."""
+    second = model.get_submodule(pair.second)
+    assert isinstance(second, SparseLayer)
+    second.pair = pair.alone()
+
+
+def described(pair: Pair) -> dict[str, Any]:
+    """Return a pair as plain data."""
+    return {
+        "firsts": list(pair.firsts),
+        "between": list(pair.between),
+        "second": pair.second,
+    }
+
+
+def read_pairs(recipe: Mapping[str, Any]) -> list[Pair] | None:
+    """Return a recipe's pairs; None where it has none, as those of the first release."""
+    entries = recipe.get("pairs")
+    if entries is None:
+        return None
+    if not isinstance(entries, list):
+        raise FileError("the recipe is damaged: its pairs are no list")
+    return [_read(entry) for entry in entries]
+
+
+def check_pairs(
+    pairs: Sequence[Pair],
+    sizes: Mapping[str, tuple[Sizes, Sizes]],
+    norms: Mapping[str, int],
+    model: nn.Module,
+) -> None:
+    """Refuse pairs that do not fit, and whatever belongs to none or to two.
+
+    Args:
+        pairs: the names.
+        sizes: what each expanded layer maps in the model, and in the recipe.
+        norms: the width of each widened norm or slope in the recipe.
+        model: the model to be rebuilt.
+    """
+    for pair in pairs:
+        _check_pair(pair, sizes, norms, model)
+    count = Counter(name for pair in pairs for name in (*pair.firsts, pair.second))
+    for name in sizes:
+        if count[name] != 1:
+            raise FileError(f"{name!r} belongs to {count[name]} pairs of layers, not to one")
+    if alone := norms.keys() - {name for pair in pairs for name in pair.between}:
+        raise FileError(f"the recipe widens {min(alone)!r}, which no neurons pass")
+
+
+def _check_pair(
+    pair: Pair,
+    sizes: Mapping[str, tuple[Sizes, Sizes]],
+    norms: Mapping[str, int],
+    model: nn.Module,
+) -> None:
+    """Refuse layers that do not fit each other, or do not grow alike."""
+    for name in (*pair.firsts, pair.second):
+        if name not in sizes:
+            raise FileError(f"the recipe pairs {name!r}, which it does not expand")
+    (narrow, _), (wide, _) = sizes[pair.second]
+    reads = {(narrow, wide)}
+    makes = {(mine[1], wanted[1]) for mine, wanted in (sizes[name] for name in pair.firsts)}
+    # One layer may hold both halves of a gate: it makes twice what is read.
+    halves = {(2 * narrow, 2 * wide)} if len(pair.firsts) == 1 else reads
+    if makes not in (reads, halves):
+        raise FileError(f"{pair.second!r} does not read what {pair.firsts[0]!r} makes")
+    for name in pair.between:
+        grown = (width_of(model.get_submodule(name)), norms[name]) if name in norms else None
+        if grown not in reads | makes:
+            raise FileError(f"{name!r} is not as wide as the neurons that pass it")
+
+
+def _as_named(model: nn.Module, pair: Pair, names: Mapping[int, str]) -> Pair | None:
+    """Name the modules as ``named_modules`` does, which knows each by one name; None if gone."""
+    try:
+        return pair.mapped(lambda name: names[id(model.get_submodule(name))])
+    except AttributeError:
+        return None
+
+
+def _read(entry: Any) -> Pair:
+    if not isinstance(entry, Mapping) or entry.keys() != {"firsts", "between", "second"}:
+        raise FileError("the recipe is damaged: a pair is not of firsts, between and second")
+    firsts, between, second = entry["firsts"], entry["between"], entry["second"]
+    lists = isinstance(firsts, list) and isinstance(between, list)
+    if not lists or not all(isinstance(name, str) for name in (*firsts, *between, second)):
+        raise FileError("the recipe is damaged: a pair is not made of names")
+    if not 1 <= len(firsts) <= 2 or second in firsts or len(set(firsts)) < len(firsts):
+        raise FileError(f"the recipe is damaged: {second!r} is paired with {firsts!r}")
+    return Pair(tuple(firsts), tuple(between), second)
+
+
+#: The name under which the configs of transformers models hold a recipe.
+METHOD = "fissile"
+
+_KINDS: dict[str, type[SparseLayer]] = {
+    one.kind: one
+    for one in (
+        PartitionedLinear, MaskedLinear, DropConnectLinear, PartitionedConv2d, MaskedConv2d,
+    )
+}  # fmt: skip
+
+
+def recipe_of(model: nn.Module) -> dict[str, Any]:
+    """Describe how a model was expanded, in plain data that JSON can hold.
+
+    >>> recipe_of(expand(MLP([32, 8, 1]), 2))["layers"]["layers.0"]
+    {'kind': 'partitioned', 'inputs': 32, 'outputs': 16, 'alpha': 2}
+    """
+    layers = {n: _entry(m) for n, m in model.named_modules() if isinstance(m, SparseLayer)}
+    pairs = pairs_in(model)
+    if pairs is not None:
+        named = {name: model.get_submodule(name) for pair in pairs for name in pair.between}
+        norms = {name: width_of(module) for name, module in named.items()}
+        return {"layers": layers, "norms": norms, "pairs": [described(pair) for pair in pairs]}
+    # Loaded from a file of the first release: whatever is as wide may be between two layers.
+    wide = {entry[key] for entry in layers.values() for key in ("inputs", "outputs")}
+    norms = {n: width for n, m in model.named_modules() if (width := width_of(m)) in wide}
+    return {"layers": layers, "norms": norms}
+
+
+def note(model: nn.Module) -> None:
+    """Write a transformers model's recipe into its config, where ``from_pretrained`` finds it.
+
+    It sits where a quantizer's settings would; the entry of a real quantizer is left alone. The
+    config of a model without expanded layers loses the recipe of an earlier call.
+    """
+    config = config_of(model)
+    if config is None or not hasattr(model, "save_pretrained"):
+        return
+    entry = getattr(config, "quantization_config", None)
+    ours = isinstance(entry, dict) and entry.get("quant_method") == METHOD
+    recipe = recipe_of(model)
+    with suppress(Exception):  # foreign code: a config that takes no notes stays without
+        if recipe["layers"] and (entry is None or ours):
+            config.quantization_config = {"quant_method": METHOD, "recipe": recipe}
+        elif ours:
+            del config.quantization_config
+
+
+def renamed(recipe: Mapping[str, Any], rename: Callable[[str], str | None]) -> dict[str, Any]:
+    """Name a recipe's modules otherwise; what is renamed to None is left out, pairs as a whole."""
+    new: dict[str, Any] = {
+        key: {to: entry for name, entry in _table(recipe, key).items() if (to := rename(name))}
+        for key in ("layers", "norms")
+    }
+    pairs = read_pairs(recipe)
+    if pairs is not None:
+        # Of a pair that is there in part the name stays as it was, for rebuild to miss it.
+        new["pairs"] = [
+            described(pair.mapped(lambda name: rename(name) or name))
+            for pair in pairs
+            if any(rename(name) for name in (*pair.firsts, pair.second))
+        ]
+    return new
+
+
+def rebuild(model: nn.Module, recipe: Mapping[str, Any]) -> None:
+    """Give a dense model the structure a recipe describes, in place and without weights.
+
+    >>> rebuild(dense, recipe_of(wide))
+    >>> dense.load_state_dict(wide.state_dict())
+
+    Args:
+        model: of the architecture that was expanded, as narrow as it was or as wide as it became;
+            layers that have the structure already keep their weights.
+        recipe: from :func:`recipe_of`.
+    """
+    layers, norms = _table(recipe, "layers"), _table(recipe, "norms")
+    pairs = read_pairs(recipe)
+    grown = {name: _check(name, entry, _find(model, name)) for name, entry in layers.items()}
+    alphas = {one.alpha for one in grown.values()} - {1}
+    widths = {name: _check_norm(name, _find(model, name), norms[name], alphas) for name in norms}
+    if pairs is None:
+        _check_copies(grown)
+    else:
+        sizes = {name: (one.mine, one.wide) for name, one in grown.items()}
+        check_pairs(pairs, sizes, widths, model)
+    parents = {one.wide[0] // one.copies for one in grown.values()}
+    for name, entry in layers.items():
+        old = _find(model, name)
+        if not (isinstance(old, SparseLayer) and _entry(old) == dict(entry)):
+            model.set_submodule(name, _empty(entry, old))
+    for name, width in widths.items():
+        _widen_empty(_find(model, name), width)
+    for pair in pairs or ():
+        remember(model, pair)
+    without_fast_path(model, list(layers))
+    if len(alphas) == 1:
+        widen_config(model, parents, *alphas)
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """What a layer maps to what, in the model and in the recipe, and what makes the difference."""
+
+    mine: tuple[int, int]
+    wide: tuple[int, int]
+    alpha: int
+    copies: int
+
+
+def _entry(layer: SparseLayer) -> dict[str, Any]:
+    sizes = {"inputs": layer.inputs, "outputs": layer.outputs}
+    entry: dict[str, Any] = {"kind": layer.kind, **sizes}
+    if (alpha := getattr(layer, "alpha", None)) is not None:
+        entry["alpha"] = alpha
+    if isinstance(layer, SparseLinear) and layer.transposed:
+        entry["transposed"] = True
+    return entry
+
+
+def _table(recipe: Mapping[str, Any], key: str) -> dict[str, Any]:
+    table = recipe.get(key, {}) if isinstance(recipe, Mapping) else None
+    if not isinstance(table, Mapping):
+        raise FileError(f"the recipe is damaged: its {key} are no table of names")
+    return dict(table)
+
+
+def _find(model: nn.Module, name: str) -> nn.Module:
+    try:
+        found = model.get_submodule(name) if name else None
+    except AttributeError:
+        found = None
+    if found is None:
+        raise FileError(f"the recipe expands {name!r}, which the model does not have")
+    return found
+
+
+def _check(name: str, entry: Any, old: nn.Module) -> _Growth:
+    """Return how many children the layer's neurons have, and how many copies it reads."""
+    kind = entry.get("kind") if isinstance(entry, Mapping) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise FileError(f"{name!r} has the unknown kind {kind!r}")
+    if ("alpha" in entry) != kind.startswith("partitioned"):
+        raise FileError(f"{name!r} is {kind}, which does not go with its alpha in the recipe")
+    mine = _sizes(name, entry, old)
+    wanted = _whole(name, entry, "inputs"), _whole(name, entry, "outputs")
+    if "alpha" in entry:
+        alpha, copies = _whole(name, entry, "alpha"), 1
+        narrow = wanted[0], wanted[1] // alpha
+        fits = mine in (narrow, wanted) and wanted[1] % alpha == 0 and alpha <= wanted[0]
+    else:
+        alpha, copies = wanted[1] // mine[1], wanted[0] // mine[0]
+        whole = (copies * mine[0], alpha * mine[1]) == wanted
+        fits = whole and 1 in (alpha, copies) and alpha * copies > 0 and alpha <= wanted[0]
+    if not fits or (isinstance(old, SparseLayer) and mine != wanted):
+        raise FileError(f"{name!r} maps {mine} features in the model and {wanted} in the recipe")
+    return _Growth(mine, wanted, alpha, copies)
+
+
+def _check_copies(grown: Mapping[str, _Growth]) -> None:
+    """Refuse copies that nothing makes, which is all one can tell without pairs."""
+    alphas = {one.alpha for one in grown.values()}
+    for name, one in grown.items():
+        if one.copies != 1 and one.copies not in alphas:
+            raise FileError(
+                f"{name!r} reads {one.copies} copies of its inputs, which no layer makes"
+            )
+
+
+def _whole(name: str, entry: Mapping[str, Any], key: str) -> int:
+    value = entry.get(key)
+    if type(value) is not int or value < 1:
+        raise FileError(f"{name!r} has {key}={value!r} in the recipe")
+    return value
+
+
+def _sizes(name: str, entry: Mapping[str, Any], old: nn.Module) -> tuple[int, int]:
+    """Return what the model's own layer maps to what, if it is of the recipe's sort."""
+    turned, weight = _is_turned(old), getattr(old, "weight", None)
+    if entry["kind"].endswith("-conv"):
+        sort, dims = "convolution", 4
+        fits = isinstance(old, nn.Conv2d | SparseConv2d) and getattr(old, "groups", 1) == 1
+    else:
+        sort, dims = "linear layer", 2
+        fits = turned == (entry.get("transposed", False) is True)
+        fits = fits and (turned or isinstance(old, nn.Linear | SparseLinear))
+    if not fits or not isinstance(weight, Tensor) or weight.ndim != dims:
+        raise FileError(f"{name!r} is a {type(old).__name__} in the model, not a {sort} to expand")
+    if isinstance(old, SparseLayer):
+        return old.inputs, old.outputs
+    outputs, inputs = weight.shape[:2]
+    return (outputs, inputs) if turned else (inputs, outputs)
+
+
+def _is_turned(layer: nn.Module) -> bool:
+    return is_transposed(layer) or (isinstance(layer, SparseLinear) and layer.transposed)
+
+
+def _check_norm(name: str, module: nn.Module, width: Any, alphas: set[int]) -> int:
+    mine = width_of(module)
+    wide = set() if mine is None else {mine, *(mine * alpha for alpha in alphas)}
+    if type(width) is not int or width not in wide:
+        raise FileError(
+            f"{name!r} ({type(module).__name__}) is {mine} wide in the model and {width!r} in "
+            "the recipe"
+        )
+    return width
+
+
+def _empty(entry: Mapping[str, Any], old: nn.Module) -> SparseLayer:
+    """Make the layer a recipe describes, with nothing in it yet."""
+    like, kind = old.get_parameter("weight"), _KINDS[entry["kind"]]
+    rows = entry["outputs"] // entry.get("alpha", 1)
+    weight = like.new_zeros(rows, entry["inputs"], *_kernel(old), requires_grad=False)
+    bias = None if old.bias is None else like.new_zeros(entry["outputs"])
+    owner = torch.full_like(weight, REMOVED, dtype=torch.int32)
+    mask = torch.zeros_like(weight, dtype=torch.bool)
+    turned = {"transposed": _is_turned(old)}
+    new: SparseLayer
+    if isinstance(old, nn.Conv2d | SparseConv2d):
+        how = Geometry.of(old)
+        new = MaskedConv2d(weight, mask, bias, how)
+        if kind is PartitionedConv2d:
+            new = PartitionedConv2d(weight, owner, entry["alpha"], bias, how)
+    elif kind is PartitionedLinear:
+        new = PartitionedLinear(weight, owner, entry["alpha"], bias, **turned)
+    elif kind is MaskedLinear:
+        new = MaskedLinear(weight, mask, bias, **turned)
+    else:
+        new = DropConnectLinear(weight, mask.sum(-1), bias, **turned)
+    for key, parameter in new.named_parameters():
+        parameter.requires_grad_(old.get_parameter(key).requires_grad)
+    return new.train(old.training)
+
+
+def _kernel(layer: nn.Module) -> tuple[int, ...]:
+    if isinstance(layer, nn.Conv2d | SparseConv2d):
+        return tuple(layer.kernel_size)
+    return ()
+
+
+def _widen_empty(module: nn.Module, width: int) -> None:
+    """Give a norm or a slope another width, with nothing in it yet."""
+    if width_of(module) == width:
+        return
+    for key, value in [*module.named_parameters(recurse=False), *module.named_buffers()]:
+        if key == "num_batches_tracked":
+            continue
+        fresh = torch.zeros(width, dtype=value.dtype, device=value.device)
+        learns = isinstance(value, nn.Parameter)
+        setattr(module, key, nn.Parameter(fresh, value.requires_grad) if learns else fresh)
+    resize(module, width)

@@ -1,0 +1,1 @@
+"""Files: save, load and inspect expanded and packed models."""

@@ -1,0 +1,180 @@
+"""Saving and loading: safetensors with a recipe in the metadata, and never a pickle.
+
+The recipe says how the layers were expanded and, for a ``fissile.MLP``, how the model is built, so
+that loading needs no code of the user's. A file is checked before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.sparse import SparseSemiStructuredTensor
+
+from fissile._common.errors import FileError, needs
+from fissile.expansion.structure import rebuild, recipe_of
+from fissile.io.safetensors import (
+    MISFITS,
+    VERSION,
+    check_patterns,
+    check_sizes,
+    check_tensors,
+    completed,
+    names_in,
+    read,
+    write,
+)
+from fissile.layers.mlp import MLP
+from fissile.layers.norms import resize
+from fissile.packed import files as packs
+from fissile.packed.convert import finish
+from fissile.packed.layers import Packed
+
+__all__ = ["load", "save"]
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a model to a safetensors file; a file already there is replaced whole or not at all.
+
+    >>> save(expand(model, 2), "wide.safetensors")
+    """
+    needs("safetensors", "files")
+    tensors = {}
+    for key, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise FileError(f"cannot save {key!r}: it is a {type(value).__name__}, not a tensor")
+        if isinstance(value, SparseSemiStructuredTensor):
+            raise FileError(f"cannot save {key!r}, a 2:4 tensor; save the expanded model instead")
+        tensors[key] = value.detach().cpu().clone().contiguous()  # tied tensors become two
+    mlp = model.recipe() if type(model) is MLP else None
+    recipe = {"version": VERSION, "mlp": mlp, "frozen": packs.frozen_in(model)} | recipe_of(model)
+    if packed := packs.entries_of(model):
+        tensors = packs.for_file(model, tensors)
+        for name, entry in packed.items():
+            recipe["layers"][name] |= entry
+        recipe["crc32"] = packs.checksum(tensors)
+    write(tensors, recipe, Path(path))
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """Read a model from a file that :func:`save` wrote.
+
+    >>> wide = load("wide.safetensors")  # a fissile.MLP needs nothing else
+    >>> wide = load("wide.safetensors", dense)  # others: the dense model, left untouched
+
+    Args:
+        path: the file.
+        model: for anything but a ``fissile.MLP``, a model of the same architecture, dense (as
+            narrow as it was, or as wide) or expanded; a filled copy is returned, in the given
+            model's dtype, or in the file's if that is packed.
+        device: where the new model shall live, if no model is given, or one on the meta device.
+    """
+    needs("safetensors", "files")
+    tensors, recipe = read(Path(path))
+    if model is not None and any(isinstance(module, Packed) for module in model.modules()):
+        raise FileError("load() fills a dense or an expanded model, and this one is packed")
+    try:
+        built = _empty_mlp(recipe) if model is None else copy.deepcopy(model)
+        if model is None:
+            _resize_slopes(built, tensors)
+        if packs.is_packed(recipe):
+            return _load_packed(built, tensors, recipe, _home(built, device))
+        recipe = completed(recipe, tensors, built)
+        check_sizes(recipe["layers"], tensors)
+        rebuild(built, recipe)
+        check_tensors(built, tensors)
+        check_patterns(built, tensors)
+        built.load_state_dict(tensors, assign=model is None)
+        if model is None:
+            _try_out(built)
+            built.requires_grad_(True).to(device)
+            _freeze(built, recipe.get("frozen", []))
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from None
+    except MISFITS as error:
+        raise FileError(f"{path}: the recipe and the tensors do not fit: {error}") from None
+    return built
+
+
+def _load_packed(
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    recipe: dict[str, Any],
+    device: torch.device | str,
+) -> nn.Module:
+    """Fill a dense model with a packed file, in the file's dtypes."""
+    packs.verify(tensors, recipe)
+    layers = {name: entry for name, entry in recipe["layers"].items() if "layout" in entry}
+    tied = packs.ties_in(model)
+    for name in layers:
+        with suppress(AttributeError):  # rebuild says what is missing
+            model.get_submodule(name).to("meta")
+    rebuild(
+        model,
+        recipe | {"layers": {n: packs.expanded_entry(e) for n, e in recipe["layers"].items()}},
+    )
+    tensors = packs.from_file(tensors, recipe, model)
+    check_tensors(model, tensors)
+    check_patterns(model, tensors)
+    model.load_state_dict(tensors, assign=True)
+    packs.tie(model, tied)
+    if type(model) is MLP:
+        _try_out(model)
+    names = frozenset(name for name, _ in model.named_parameters())
+    frozen = frozenset(names_in(recipe.get("frozen", [])))
+    if unknown := frozen - names:
+        raise FileError(f"the recipe is damaged: there is no {min(unknown)!r} that does not learn")
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta and torch.device(device).type != "meta":
+            raise FileError(f"{name} is on the meta device and not in the file; give it values")
+    finish(model, names - frozen)
+    return model.to(device)
+
+
+def _home(model: nn.Module, device: torch.device | str) -> torch.device | str:
+    """Return where a model is; one on the meta device is nowhere yet, and goes to ``device``."""
+    weight = next(model.parameters(), None)
+    return device if weight is None or weight.is_meta else weight.device
+
+
+def _empty_mlp(recipe: dict[str, Any]) -> nn.Module:
+    if recipe.get("mlp") is None:
+        raise FileError("the file does not say how the model is built; give load() the model")
+    # On the meta device nothing is allocated, whatever sizes a hostile recipe claims.
+    return MLP.from_recipe(recipe["mlp"], device="meta")
+
+
+def _freeze(model: nn.Module, names: Any) -> None:
+    """Let those parameters not learn that did not."""
+    for name in names_in(names):
+        model.get_parameter(name).requires_grad_(False)
+
+
+def _resize_slopes(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Give PReLUs the slopes they have in the file: an MLP's settings do not say how many."""
+    for name, module in model.named_modules():
+        slopes = tensors.get(f"{name}.weight")
+        if isinstance(module, nn.PReLU) and slopes is not None and slopes.ndim == 1:
+            module.weight = nn.Parameter(torch.empty_like(slopes, device="meta"))
+            resize(module, len(slopes))
+
+
+def _try_out(model: nn.Module) -> None:
+    """Pass the shape of one row through, so that layers that do not fit are found now."""
+    assert isinstance(model, MLP)
+    weight = next(model.parameters())
+    row = torch.zeros(1, model.sizes[0], dtype=weight.dtype, device="meta")
+    with torch.no_grad():
+        out = copy.deepcopy(model).to("meta").eval()(row)
+    if out.shape != (1, model.sizes[-1]):
+        raise FileError("the layers do not fit each other")

@@ -1,0 +1,182 @@
+"""A safetensors file with a recipe in its metadata, written whole and checked before it is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fissile._common.errors import FileError
+from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
+from fissile.layers.norms import width_of
+from fissile.packed import files as packs
+from fissile.packed.header import lengthened, opened, sealed, shortened
+from fissile.packed.layers import Packed
+
+__all__ = [
+    "MISFITS",
+    "VERSION",
+    "check_patterns",
+    "check_sizes",
+    "check_tensors",
+    "completed",
+    "names_in",
+    "read",
+    "write",
+]
+
+VERSION = 1
+#: Whatever a recipe that fits no model runs into, it becomes one clear error.
+MISFITS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError,
+    RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a file and its recipe, of which no more is known than its version."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if "fissile" not in metadata:
+                raise FileError("not a fissile file: it has no recipe in its metadata")
+            recipe = json.loads(opened(lengthened(metadata["fissile"])))
+            # Cloned: tensors that lie askew in the file's buffer round a little differently.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from None
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{path}: not a readable safetensors file: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: the recipe is damaged: {error}") from None
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("layers"), dict):
+        raise FileError(f"{path}: the recipe is damaged: it names no layers")
+    if recipe.get("version") != VERSION:
+        raise FileError(
+            f"{path}: written in version {recipe.get('version')!r} of the format, this is "
+            f"version {VERSION}; update fissile"
+        )
+    return tensors, recipe
+
+
+def write(tensors: dict[str, Tensor], recipe: dict[str, Any], path: Path) -> None:
+    """Write a file, of the tensors as they are; one already there is replaced whole or not."""
+    from safetensors.torch import save_file
+
+    _replace(path, lambda temporary: save_file(tensors, temporary, _metadata(recipe)))
+
+
+def _replace(path: Path, write: Callable[[str], None]) -> None:
+    """Write beside the file and rename: a full disk or a crash never costs what was there."""
+    from safetensors import SafetensorError
+
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        write(temporary)
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"could not write {path}: {error}") from None
+    finally:
+        if temporary and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _metadata(recipe: dict[str, Any]) -> dict[str, str]:
+    text = json.dumps(recipe, separators=(",", ":"))
+    return {"fissile": shortened(sealed(text)) if packs.is_packed(recipe) else text}
+
+
+def names_in(names: Any) -> list[str]:
+    """Return a recipe's list of what does not learn, if it is one."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FileError("the recipe is damaged: what does not learn is no list of names")
+    return names
+
+
+def completed(
+    recipe: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None
+) -> dict[str, Any]:
+    """Add what files of the first release leave to their tensors: sizes, and the norms' widths.
+
+    Without the model, whatever is as wide as a layer is taken for a norm.
+    """
+    layers = {name: dict(entry) for name, entry in recipe["layers"].items()}
+    for name, entry in layers.items():
+        if "inputs" not in entry:
+            rows, entry["inputs"] = tensors[f"{name}.weight"].shape[:2]
+            entry["outputs"] = rows * entry.get("alpha", 1)
+    norms = recipe.get("norms")
+    if norms is None:
+        wide = {entry[key] for entry in layers.values() for key in ("inputs", "outputs")}
+        modules = None if model is None else dict(model.named_modules())
+        norms = {
+            name: tensor.shape[-1]
+            for key, tensor in tensors.items()
+            if (name := key.removesuffix(".weight")) != key
+            and (
+                tensor.ndim == 1 and len(tensor) in wide
+                if modules is None
+                else name in modules and width_of(modules[name]) is not None
+            )
+        }
+    return recipe | {"layers": layers, "norms": norms}
+
+
+def check_sizes(layers: dict[str, dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+    """Let no layer be made that is larger than the file's own tensors."""
+    for name, entry in layers.items():
+        weight = tensors[f"{name}.weight"]
+        sizes = weight.shape[1], weight.shape[0] * entry.get("alpha", 1)
+        if not weight.is_floating_point() or sizes != (entry["inputs"], entry["outputs"]):
+            raise FileError(f"{name}.weight is not what the recipe says")
+
+
+def check_patterns(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Refuse owners, masks and streams that no expansion makes."""
+    for name, layer in model.named_modules():
+        if not isinstance(layer, SparseLayer) or isinstance(layer, Packed):
+            continue  # packed layers have been looked at
+        for key, buffer in layer.named_buffers():
+            if tensors[f"{name}.{key}"].dtype is not buffer.dtype:
+                raise FileError(f"{name}.{key} is no tensor of {buffer.dtype}")
+        if isinstance(layer, Partitioned):
+            owner = tensors[f"{name}.owner"]
+            if bool(((owner < REMOVED) | (owner >= layer.alpha)).any()):
+                raise FileError(f"{name}.owner names a child outside 0 .. {layer.alpha - 1}")
+        elif isinstance(layer, DropConnectLinear):
+            degree = tensors[f"{name}.degree"]
+            if bool(((degree < 0) | (degree > layer.in_features)).any()):
+                raise FileError(f"{name}.degree does not fit its weight")
+
+
+def check_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Refuse tensors that are not those of the model, by their names and shapes."""
+    expected = model.state_dict()
+    if missing := expected.keys() - tensors.keys():
+        raise FileError(f"the tensor {min(missing)!r} is missing")
+    if foreign := tensors.keys() - expected.keys():
+        raise FileError(f"the tensor {min(foreign)!r} has no place in the model")
+    for key, value in expected.items():
+        if tensors[key].shape != value.shape:
+            raise FileError(
+                f"the tensor {key!r} has shape {tuple(tensors[key].shape)}, "
+                f"the model needs {tuple(value.shape)}"
+            )

@@ -1,0 +1,249 @@
+"""Lanes: who computes, how many batches at once, and how large each is cut from what is pending."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from math import inf
+from typing import ParamSpec, TypeVar
+
+from fissile._common.errors import FissileError
+from fissile.lab import cost as estimate
+from fissile.lab.compute import Outcome
+from fissile.lab.store import Provenance
+from fissile.lab.trial import Features, Images, Work
+
+__all__ = [
+    "BATCH",
+    "Halt",
+    "Here",
+    "Lane",
+    "Lanes",
+    "Least",
+    "Lost",
+    "Pending",
+    "Recalled",
+    "Report",
+    "Unit",
+    "batches",
+    "memory_of",
+]
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+#: Says how many networks a batch with such a trial has at least.
+Least = Callable[[Work], int]
+
+#: How much work goes into a batch, in estimated seconds on two cores: what ``kill -9`` may cost.
+#: A GPU wants more networks side by side, and is done with them as soon.
+BATCH = {"cpu": 6.0, "cuda": 7.0}
+
+
+class Lost(Exception):
+    """The worker that had a batch has died, and the batch may be tried again."""
+
+
+class Recalled(Lost):
+    """A batch that was called back before a worker had it; nobody is to blame."""
+
+
+class Halt(FissileError):
+    """Nothing can be computed any more; the message says why."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a batch, and who computed it."""
+
+    outcomes: list[Outcome]
+    provenance: Provenance
+    worker: str = ""
+    seconds: float = 0.0
+    room: int = 0  # bytes on its device, where there are few
+
+
+class Here(Executor):
+    """Computes what it is given at once, in this thread, where Ctrl-C reaches it."""
+
+    def submit(
+        self,
+        fn: Callable[Parameters, Result],
+        /,
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Future[Result]:
+        """Call the function and return its finished future."""
+        future: Future[Result] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@dataclass(eq=False)
+class Lane:
+    """One kind of worker, and the batches that suit it.
+
+    >>> Lane(executor, "cuda", slots=8, size=7.0)
+
+    Args:
+        executor: who computes.
+        device: where networks are trained.
+        slots: batches at once; it may change while a run goes on.
+        gone: there are no such workers any more, and batches that wait for one are called back.
+        size: estimated seconds on two cores that a batch takes.
+        least: how small a batch may be, so that towards the end all workers have one; by default
+            a batch is never smaller for that.
+        networks: how many a batch has at least, however long they take; it may depend on what it
+            consists of.
+        memory: bytes that a batch may need, unless it is a single network.
+        provenance: of what comes back without any.
+    """
+
+    executor: Executor
+    device: str = "cpu"
+    slots: int = 1
+    size: float = BATCH["cpu"]
+    least: float = inf
+    networks: int | Least = 1
+    memory: float = inf
+    provenance: Provenance | None = None
+    gone: bool = False
+
+    def cut(self, pending: Pending, slots: int) -> list[Work]:
+        """Take a batch from what is pending, of which so many slots want their share."""
+        share = pending.cost / (2 * slots)
+        return pending.take(min(self.size, max(self.least, share)), self.networks, self.memory)
+
+
+#: Answers with the lanes there are now.
+Lanes = Callable[[], Sequence[Lane]]
+
+
+@dataclass(eq=False)
+class Unit:
+    """The trials of one network, which stay together: its arms share a warm-up."""
+
+    works: list[Work]
+    cost: float = field(init=False)
+    memory: int = field(init=False)
+    number: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cost = sum(work.cost for work in self.works)
+        self.memory = sum(work.memory for work in self.works)
+        self.number = max(work.number for work in self.works)
+
+
+class Pending:
+    """Trials that wait to be computed: in units, and units that go side by side in groups.
+
+    >>> pending = Pending(STUDIES["codes"].works("smoke"))
+    >>> pending.take(cost=8.0)
+
+    ``rank`` says which units come first: those of the lowest.
+    """
+
+    def __init__(
+        self, works: Iterable[Work] = (), rank: Callable[[Unit], float] = lambda unit: 0.0
+    ) -> None:
+        self._rank = rank
+        self._groups: list[deque[Unit]] = []
+        self._last: deque[Unit] = deque()  # those that are computed by themselves
+        self.cost, self._count = 0.0, 0
+        self.add(works)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, works: Iterable[Work]) -> None:
+        """Add trials, to be cut as the lanes want them."""
+        for units in _alike(works):
+            self._groups.append(deque(sorted(units, key=self._rank)))
+            self._counted(units)
+
+    def alone(self, works: Iterable[Work]) -> None:
+        """Put trials back, to be computed last and network by network."""
+        units = [unit for group in _alike(works) for unit in group]
+        self._last.extend(units)
+        self._counted(units)
+
+    def clear(self) -> int:
+        """Drop everything; return how many trials that is."""
+        count, self._count, self.cost = self._count, 0, 0.0
+        for units in (self._groups, self._last):
+            units.clear()
+        return count
+
+    def take(self, cost: float, networks: int | Least = 1, memory: float = inf) -> list[Work]:
+        """Take out a batch of about so many estimated seconds.
+
+        It has at least so many networks, however long they take, and never more than fit into
+        the memory, unless one alone does not.
+        """
+        if not self._groups:
+            units = [self._last.popleft()]
+        else:
+            group = min(self._groups, key=lambda units: self._rank(units[0]))
+            units = _cut(group, cost, networks, memory)
+            if not group:
+                self._groups.remove(group)
+        self._counted(units, -1)
+        return [work for unit in units for work in unit.works]
+
+    def _counted(self, units: Iterable[Unit], sign: int = 1) -> None:
+        for unit in units:
+            self._count += sign * len(unit.works)
+            self.cost += sign * unit.cost
+
+
+def _alike(works: Iterable[Work]) -> list[list[Unit]]:
+    """Group trials by network, and networks by what lets them be trained side by side."""
+    found: dict[Work, list[Work]] = {}
+    for work in works:
+        found.setdefault(work.network(), []).append(work)
+    alike: dict[object, list[Unit]] = {}
+    for network, arms in found.items():
+        key = network.batch_key(), frozenset(getattr(work, "arm", None) for work in arms)
+        alike.setdefault(key, []).append(Unit(arms))
+    return list(alike.values())
+
+
+def _cut(group: deque[Unit], cost: float, networks: int | Least, memory: float) -> list[Unit]:
+    found = [group.popleft()]
+    least = networks(found[0].works[0]) if callable(networks) else networks
+    spent, held = found[0].cost, memory_of(found[0].works)
+    while group and (spent < cost or len(found) < least):
+        if held + group[0].memory > memory:
+            break
+        found.append(group.popleft())
+        spent += found[-1].cost
+        held += found[-1].memory
+    return found
+
+
+def memory_of(works: Sequence[Work]) -> int:
+    """Estimate the bytes that a batch needs where it is computed, its data set included.
+
+    >>> memory_of([Trial(Features("cifar100-clip"), neurons=8)])
+    """
+    task = getattr(works[0], "task", None)
+    data = estimate.data_bytes(task) if isinstance(task, Features | Images) else 0
+    return data + sum(work.memory for work in works)
+
+
+def batches(works: Sequence[Work], cost: float, networks: int = 1) -> list[list[Work]]:
+    """Cut trials into batches of about so many estimated seconds, to be computed side by side.
+
+    >>> batches(STUDIES["codes"].works("smoke"), cost=8.0)
+
+    The arms of a network stay together: they share its warm-up. A batch has at least so many
+    networks, however long they take: on a processor, each keeps one core busy.
+    """
+    pending, found = Pending(works), list[list[Work]]()
+    while pending:
+        found.append(pending.take(cost, networks))
+    return found

@@ -1,0 +1,93 @@
+"""What a worker does with a batch: take its share of the machine, the data it is given, compute."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import lru_cache
+
+import torch
+
+from fissile._common.cores import keep_to
+from fissile.data.sets import Labelled
+from fissile.lab.batching import Report
+from fissile.lab.classifier import provided
+from fissile.lab.store import Provenance
+
+__all__ = ["CORES", "entry", "given_gpu", "perform"]
+
+#: Cores that a task asks for, and keeps to.
+CORES = 1
+
+
+def entry() -> Callable[..., object]:
+    """Return what a worker calls first: it travels whole, and so needs nothing to be there.
+
+    Called, it answers with a report, or with words if the worker is not fit to compute.
+    """
+
+    def fissile_batch(version: str, payload: bytes, held: object) -> object:
+        import platform
+
+        try:
+            import fissile
+        except ImportError as error:
+            return f"the worker on {platform.node()} cannot import fissile ({error}); install it"
+        if fissile.__version__ != version:
+            return (
+                f"the worker on {platform.node()} has fissile {fissile.__version__}, and this is "
+                f"{version}; install the same version everywhere"
+            )
+        from fissile.lab.ray.task import perform
+
+        return perform(payload, held)  # type: ignore[arg-type]
+
+    return fissile_batch
+
+
+def perform(payload: bytes, held: tuple[str, Labelled, str] | None = None) -> Report:
+    """Compute a batch; ``held`` is the data set that it needs, by name and with its fingerprint.
+
+    >>> perform(pickle.dumps((compute, [Trial(warm_up=1, fine_tune=1)], "cpu"))).outcomes
+    """
+    keep_to(CORES)  # other tasks have the others
+    compute, works, device = pickle.loads(payload)
+    if device == "cuda" and torch.cuda.is_available():
+        torch.cuda.set_device(given_gpu())
+    begin = time.perf_counter()
+    with nullcontext() if held is None else provided(*held):
+        outcomes = compute(works, device)
+    seconds = time.perf_counter() - begin
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    return Report(outcomes, _here(device), worker, seconds, _room(device))
+
+
+def given_gpu() -> int:
+    """Return which of the GPUs that this process sees Ray has given to its task.
+
+    >>> given_gpu()
+    0
+    """
+    import ray
+
+    given = [str(one) for one in ray.get_gpu_ids()]
+    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    if not given:
+        return 0
+    return seen.index(given[0]) if given[0] in seen else int(given[0])
+
+
+@lru_cache
+def _here(device: str) -> Provenance:
+    return Provenance.here(device)
+
+
+def _room(device: str) -> int:
+    """Return the bytes of a GPU's memory."""
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.get_device_properties(device).total_memory)

@@ -1,0 +1,257 @@
+"""Packed layers on the device they are on: the kernel that is there, or plain PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+from fissile._common.errors import FissileError
+from fissile._common.shapes import Float, Int
+from fissile.packed import plain
+from fissile.packed.bits import MANTISSA, owner_bits
+from fissile.packed.plain import Activation
+
+__all__ = [
+    "MOST_BITS",
+    "bitmap",
+    "block",
+    "few_children",
+    "is_odd",
+    "is_traced",
+    "kernels_for",
+    "owned",
+    "ready",
+    "refuse_gradients",
+]
+
+#: The kernels tell up to 2**3 children apart; more go through plain PyTorch.
+MOST_BITS = 3
+
+
+def owned(
+    x: Float[Tensor, "*batch inputs"],
+    weight: Float[Tensor, "parents inputs"],
+    planes: Int[Tensor, "bits parents bytes"] | None,
+    bias: Float[Tensor, " children"] | None,
+    alpha: int,
+    activation: Activation,
+) -> Float[Tensor, "*batch children"]:
+    """Apply a packed partitioned layer and an activation to a batch of any shape."""
+    flat, shape, dtype = ready(x, weight, bias, weight.shape[1], alpha * weight.shape[0])
+    if flat.numel() == 0:
+        return flat.new_empty(shape, dtype=dtype)
+    how = _owned_op if is_odd(flat) else _owned
+    return _shaped(how(flat, weight, planes, bias, alpha, activation), shape, dtype)
+
+
+def bitmap(
+    x: Float[Tensor, "*batch inputs"],
+    weight: Float[Tensor, " stored"],
+    live: Int[Tensor, "outputs bytes"],
+    start: Int[Tensor, "outputs blocks"],
+    bias: Float[Tensor, " outputs"] | None,
+    group: int,
+    inputs: int,
+    activation: Activation,
+) -> Float[Tensor, "*batch outputs"]:
+    """Apply a packed masked layer and an activation to a batch of any shape."""
+    flat, shape, dtype = ready(x, weight, bias, inputs, len(live))
+    if flat.numel() == 0:
+        return flat.new_empty(shape, dtype=dtype)
+    how = _bitmap_op if is_odd(flat) else _bitmap
+    return _shaped(how(flat, weight, live, start, bias, group, activation), shape, dtype)
+
+
+def block(
+    x: Float[Tensor, "*batch inputs"],
+    first: tuple[Tensor, Tensor | None, Tensor | None, int],
+    activation: Activation,
+    second: tuple[Tensor, Tensor, Tensor, Tensor | None, int],
+) -> Float[Tensor, "*batch outputs"] | None:
+    """Apply two layers and what is between them in one call; None where there is no such kernel.
+
+    Args:
+        x: the batch.
+        first: weight, planes, bias and alpha of a partitioned layer.
+        activation: what stands between the two.
+        second: weight, live, start, bias and group of a masked layer.
+    """
+    kernels, weight = kernels_for(x.device), first[0]
+    if (
+        kernels is None
+        or is_odd(x)
+        or not hasattr(kernels, "block")
+        or not few_children(first[3])
+        or second[0].dtype is not weight.dtype
+        or second[0].device != weight.device
+        or _autocasts(x)
+    ):
+        return None
+    refuse_gradients(x, second[0], second[3])
+    flat, shape, _ = ready(x, weight, first[2], weight.shape[1], len(second[1]))
+    bits, planes = owner_bits(first[3]), first[1] is not None
+    if (
+        flat.numel() == 0
+        or not kernels.takes(len(flat), weight.dtype, bits, planes=planes)
+        or not kernels.takes(len(flat), weight.dtype, None, group=second[4])
+    ):
+        return None
+    found: Tensor = kernels.block(flat, *first, activation, *second)
+    return found.view(shape)
+
+
+def ready(
+    x: Tensor, weight: Tensor, bias: Tensor | None, inputs: int, outputs: int
+) -> tuple[Tensor, tuple[int, ...], torch.dtype]:
+    """Return the batch as a matrix the kernels take, and the shape and dtype of the result."""
+    refuse_gradients(x, weight, bias)
+    if x.shape[-1:] != (inputs,):
+        raise FissileError(f"the layer takes {inputs} inputs, the batch has {tuple(x.shape)}")
+    if x.device != weight.device:
+        raise FissileError(f"the batch is on {x.device}, the packed layer on {weight.device}")
+    dtype = weight.dtype
+    if _autocasts(x):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x = x.to(weight.dtype)
+    elif x.dtype is not dtype:
+        raise FissileError(f"the batch is {x.dtype}, the packed layer {dtype}; cast one of them")
+    if x.ndim == 2 and x.is_contiguous():
+        return x, (x.shape[0], outputs), dtype
+    shape = (*x.shape[:-1], outputs)
+    return x.reshape(math.prod(shape[:-1]), inputs).contiguous(), shape, dtype
+
+
+def _shaped(y: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Give a result its shape and dtype; asking is quicker than doing nothing."""
+    y = y if y.dtype is dtype else y.to(dtype)
+    return y if len(shape) == 2 else y.view(shape)
+
+
+def is_traced() -> bool:
+    """Tell whether PyTorch writes down what is called, to compile or to export it."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def is_odd(x: Tensor) -> bool:
+    """Tell a tensor whose numbers do not lie in memory of its own, or that somebody watches.
+
+    PyTorch knows how to bring such a one to an operator; a kernel would read at its address.
+    """
+    return (
+        is_traced()
+        or type(x) not in (Tensor, nn.Parameter)
+        or is_functorch_wrapped_tensor(x)
+        or x.is_neg()
+        or x._is_zerotensor()
+    )
+
+
+def refuse_gradients(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Say so where somebody waits for gradients, which packed layers do not have."""
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        raise FissileError("a packed layer has no forward-mode gradients; fissile.unpack it")
+    if not torch.is_grad_enabled():
+        return
+    if x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad):
+        raise FissileError(
+            "a packed layer has no gradients: call it under torch.no_grad(), or fissile.unpack it"
+        )
+
+
+def _autocasts(x: Tensor) -> bool:
+    """Tell whether autocast would cast this for a plain layer: it leaves out float64."""
+    kind = x.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind) and x.dtype in MANTISSA
+
+
+def few_children(alpha: int) -> bool:
+    """Tell whether the kernels know so many children; of a single one there is nothing to tell."""
+    return 0 < owner_bits(alpha) <= MOST_BITS
+
+
+def kernels_for(device: torch.device) -> ModuleType | None:
+    """Return the kernels for a device; None where plain PyTorch is all there is."""
+    return _kernels(device.type)
+
+
+@functools.cache
+def _kernels(kind: str) -> ModuleType | None:
+    name = {"cpu": "fissile.packed.cpu", "cuda": "fissile.packed.gpu"}.get(kind)
+    kernels = None if name is None else importlib.import_module(name)
+    return kernels if kernels is not None and kernels.can_run() else None
+
+
+def _owned(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
+    activation: Activation,
+) -> Tensor:  # fmt: skip
+    x = x.contiguous()  # an operator may be given anything
+    if x.is_meta:
+        return x.new_empty(len(x), alpha * len(weight))
+    kernels = kernels_for(x.device) if few_children(alpha) else None
+    if kernels is None:
+        return plain.owned_linear(x, weight, planes, bias, alpha, activation)
+    bits = owner_bits(alpha)
+    if kernels.takes(len(x), weight.dtype, bits, planes=planes is not None):
+        found: Tensor = kernels.owned_linear(x, weight, planes, bias, alpha, activation)
+        return found
+    wide = kernels.owned_written(weight, planes, alpha)
+    return plain.activated(functional.linear(x, wide, bias), activation)
+
+
+def _bitmap(
+    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
+    activation: Activation,
+) -> Tensor:  # fmt: skip
+    x = x.contiguous()
+    if x.is_meta:
+        return x.new_empty(len(x), len(live))
+    kernels = kernels_for(x.device)
+    if kernels is None:
+        return plain.bitmap_linear(x, weight, live, start, bias, group, activation)
+    if kernels.takes(len(x), weight.dtype, None, group=group):
+        found: Tensor = kernels.bitmap_linear(x, weight, live, start, bias, group, activation)
+        return found
+    wide = kernels.bitmap_written(weight, live, start, x.shape[-1], group)
+    return plain.activated(functional.linear(x, wide, bias), activation)
+
+
+# For torch.compile the kernels are opaque operators, whatever is behind them.
+_owned_op = torch.library.custom_op(
+    "fissile::owned_linear",
+    _owned,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor? planes, Tensor? bias, int alpha, str activation)"
+    " -> Tensor",
+)
+_bitmap_op = torch.library.custom_op(
+    "fissile::bitmap_linear",
+    _bitmap,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor live, Tensor start, Tensor? bias, int group,"
+    " str activation) -> Tensor",
+)
+
+
+@_owned_op.register_fake
+def _(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape[0], alpha * weight.shape[0])
+
+
+@_bitmap_op.register_fake
+def _(
+    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape[0], live.shape[0])

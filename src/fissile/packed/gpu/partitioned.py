@@ -1,0 +1,220 @@
+"""The kernels of a packed partitioned layer: the children's sums out of the parents' weights."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fissile.packed.gpu.activation import finished
+from fissile.packed.gpu.flip import dots, flips, unfolded, zeros
+
+__all__ = ["owned_kernel", "written_kernel"]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _owners(  # type: ignore[no-untyped-def]
+    planes_, rows, words, shifts, D: tl.constexpr, WHOLE: tl.constexpr
+):
+    """Read a bit of the owners of 32 weights for each word; it goes to the top of a number.
+
+    `shifts` are 31 … 0, and were read from memory: an arange here would keep the compiler from
+    doing all this where the matrix units want the weights, and each flipped copy of them would
+    have to get there on its own.
+    """
+    in_plane: tl.constexpr = (D + 7) // 8
+    if planes_.dtype.element_ty == tl.int32:
+        in_row: tl.constexpr = in_plane // 4
+        at = _cells(rows * in_row, words)
+        if WHOLE:
+            word = tl.load(planes_ + at)
+        else:
+            word = tl.load(planes_ + at, mask=_cells(rows * 0, words) < in_row, other=0)
+        word = word.to(tl.uint32, bitcast=True)
+    else:
+        word = _word_of_bytes(planes_ + _cells(rows * in_plane, words * 4), words * 4, in_plane)
+    if len(words.shape) == 2:
+        bits = word[:, :, :, None] << shifts[None, None, None, :]
+        bits = tl.reshape(bits, (word.shape[0], word.shape[1], word.shape[2] * 32))
+    else:
+        bits = word[:, :, None] << shifts[None, None, :]
+        bits = tl.reshape(bits, (word.shape[0], word.shape[1] * 32))
+    return bits
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _word_of_bytes(at, first, IN_ROW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Read words from any byte on; what lies beyond the row is 0."""
+    word = tl.zeros(at.shape, tl.uint32)
+    for place in tl.static_range(4):
+        there = _cells(tl.zeros((at.shape[-2],), tl.int32), first + place) < IN_ROW
+        word |= tl.load(at + place, mask=there, other=0).to(tl.uint32) << (8 * place)
+    return word
+
+
+@triton.jit
+def _cells(rows, cols):  # type: ignore[no-untyped-def]
+    """Return rows + cols for every pair; where there are several runs of cols, they come first."""
+    if len(cols.shape) == 2:
+        cells = rows[None, :, None] + cols[:, None, :]
+    else:
+        cells = rows[:, None] + cols[None, :]
+    return cells
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _columns(BD: tl.constexpr, DEEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a tile's columns, in DEEP runs."""
+    if DEEP > 1:
+        cols = (tl.arange(0, DEEP) * BD)[:, None] + tl.arange(0, BD)[None, :]
+    else:
+        cols = tl.arange(0, BD)
+    return cols
+
+
+@triton.jit(do_not_specialize=["B"])  # type: ignore[untyped-decorator]
+def owned_kernel(  # type: ignore[no-untyped-def]
+    x_,
+    w_,
+    planes_,
+    shifts_,
+    bias_,
+    y_,
+    B,
+    H,
+    D: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BITS: tl.constexpr,
+    PLANE: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    BH: tl.constexpr,
+    BD: tl.constexpr,
+    BB: tl.constexpr,
+    TWICE: tl.constexpr,
+    DEEP: tl.constexpr,
+):
+    """Compute the children of BH parents for BB samples, or twice BB.
+
+    The inputs of a tile are DEEP runs of BD: where there are several, each is multiplied by a warp
+    of its own, and the sums meet at the end.
+    """
+    step: tl.constexpr = BD * DEEP
+    rows = tl.program_id(1) * BH + tl.arange(0, BH)
+    samples = tl.program_id(0) * (2 * BB if TWICE else BB) + tl.arange(0, BB)
+    cols = _columns(BD, DEEP)
+    # What is beyond the end reads the last row again, and is not stored.
+    at_rows = tl.minimum(rows, H - 1).to(tl.int64)
+    w_at = w_ + _cells(at_rows * D, cols)
+    x_at = x_ + _cells(samples.to(tl.int64) * D, cols)
+    x_samples = _cells(samples, cols * 0)
+    if PLANE:
+        in_plane: tl.constexpr = (D + 7) // 8
+        # A plane of words is a quarter as long as one of bytes.
+        length: tl.constexpr = in_plane // 4 if planes_.dtype.element_ty == tl.int32 else in_plane
+        planes1_ = planes_ + H.to(tl.int64) * length
+        planes2_ = planes1_ + H.to(tl.int64) * length
+        shifts = tl.load(shifts_ + tl.arange(0, 32)).to(tl.uint32)
+        in_step = _columns(BD // 32, DEEP)
+    s = zeros((DEEP, BH, BB) if DEEP > 1 else (BH, BB), BITS)
+    s2 = zeros((DEEP, BH, BB) if DEEP > 1 else (BH, BB), BITS)
+    for d in range(0, D, step):
+        if D % step == 0:
+            w = tl.load(w_at, eviction_policy="evict_first")
+            there = x_samples < B
+            there2 = x_samples + BB < B
+        else:
+            w = tl.load(w_at, mask=_cells(rows * 0, cols + d) < D, other=0.0)
+            near = _cells(samples * 0, cols + d) < D
+            there = near & (x_samples < B)
+            there2 = near & (x_samples + BB < B)
+        owners = ()
+        if PLANE:
+            words = d // 32 + in_step
+            if BITS == 1:
+                owners = (_owners(planes_, at_rows, words, shifts, D, D % step == 0),)  # type: ignore[assignment]
+            elif BITS == 2:
+                owners = (  # type: ignore[assignment]
+                    _owners(planes_, at_rows, words, shifts, D, D % step == 0),
+                    _owners(planes1_, at_rows, words, shifts, D, D % step == 0),
+                )
+            else:
+                owners = (  # type: ignore[assignment]
+                    _owners(planes_, at_rows, words, shifts, D, D % step == 0),
+                    _owners(planes1_, at_rows, words, shifts, D, D % step == 0),
+                    _owners(planes2_, at_rows, words, shifts, D, D % step == 0),
+                )
+        ws = flips(w, owners, BITS, ASSEMBLY)
+        x = tl.load(x_at, mask=there, other=0.0)
+        s = dots(ws, _turned(x), s, BITS, not ASSEMBLY)
+        if TWICE:
+            x = tl.load(x_at + BB * D, mask=there2, other=0.0)
+            s2 = dots(ws, _turned(x), s2, BITS, not ASSEMBLY)
+        w_at += step
+        x_at += step
+
+    _store(unfolded(s, BITS), rows, samples, bias_, y_, B, H, ALPHA, BIAS, ACTIVATION)
+    if TWICE:
+        _store(unfolded(s2, BITS), rows, samples + BB, bias_, y_, B, H, ALPHA, BIAS, ACTIVATION)
+
+
+@triton.jit
+def _turned(x):  # type: ignore[no-untyped-def]
+    """Bring samples last."""
+    return tl.permute(x, (0, 2, 1)) if len(x.shape) == 3 else tl.permute(x, (1, 0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store(  # type: ignore[no-untyped-def]
+    sums,
+    rows,
+    samples,
+    bias_,
+    y_,
+    B,
+    H,
+    ALPHA: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """Add the biases, apply the activation and store (parents, samples, children)."""
+    child = tl.arange(0, sums.shape[2])
+    outputs = rows[:, None] * ALPHA + child[None, :]
+    there = (rows < H)[:, None] & (child < ALPHA)[None, :]
+    if BIAS:
+        sums += tl.load(bias_ + outputs, mask=there, other=0.0).to(tl.float32)[:, None, :]
+    at = (samples.to(tl.int64) * H * ALPHA)[None, :, None] + outputs[:, None, :]
+    out = finished(sums, ACTIVATION).to(y_.dtype.element_ty)
+    tl.store(y_ + at, out, mask=there[:, None, :] & (samples < B)[None, :, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def written_kernel(  # type: ignore[no-untyped-def]
+    w_,
+    planes_,
+    out_,
+    H,
+    D: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BITS: tl.constexpr,
+    PLANE: tl.constexpr,
+    BD: tl.constexpr,
+):
+    """Write the rows of the children of one parent."""
+    row = tl.program_id(1).to(tl.int64)
+    cols = tl.program_id(0) * BD + tl.arange(0, BD)
+    inside = cols < D
+    w = tl.load(w_ + row * D + cols, mask=inside, other=0.0)
+    if PLANE:
+        in_plane: tl.constexpr = (D + 7) // 8
+        at = planes_ + row * in_plane + cols // 8
+        owner = tl.zeros((BD,), tl.int32)
+        for t in tl.static_range(BITS):
+            byte = tl.load(at + t * H.to(tl.int64) * in_plane, mask=inside, other=0)
+            owner |= ((byte.to(tl.int32) >> (cols % 8)) & 1) << t
+    elif w.dtype.primitive_bitwidth == 32:
+        owner = w.to(tl.int32, bitcast=True) & (2**BITS - 1)
+    else:
+        owner = w.to(tl.int16, bitcast=True) & (2**BITS - 1)
+    for k in tl.static_range(ALPHA):
+        tl.store(out_ + (row * ALPHA + k) * D + cols, tl.where(owner == k, w, 0.0), mask=inside)
