@@ -24,16 +24,16 @@ import torch
 from torch import nn
 
 import fissile
-from fissile.__main__ import main
 from fissile.bank import Bank, Data, Dense, DropConnect, Dynamic, Expand, Spec
+from fissile.cli.__main__ import main
 from fissile.lab.studies import STUDIES
 
-sparse = importlib.import_module("fissile.sparse")
-vision = importlib.import_module("fissile.vision")
+sparse = importlib.import_module("fissile.bank.sparse")
+vision = importlib.import_module("fissile.bank.vision")
 
 STORED = Path(__file__).with_name("pins.json")
 PUBLIC = (
-    "fissile", "fissile.bank", "fissile.data", "fissile.measure", "fissile.theory",
+    "fissile", "fissile.bank", "fissile.data", "fissile.measure", "fissile.measure.theory",
     "fissile.sklearn", "fissile.integrations.lightning", "fissile.integrations.transformers",
     "fissile.integrations.parallel", "fissile.integrations.export",
 )  # fmt: skip
