@@ -107,6 +107,7 @@ def tables(results):
         for part, title in titles.items():
             mine = [row for row in result["rows"] if row["part"] == part]
             lines += [f"{title[0].upper()}{title[1:]}:", "", *table(mine), ""] if mine else []
+        lines += [f"{note}", ""] if (note := left_out(result)) else []
         lines += [
             f"{result['date']}, commit {result['commit']}, torch {result['torch']}: "
             f"`{result['command']}`",
@@ -125,14 +126,16 @@ def summary(results):
         name = f"**{result['machine']}**, {', '.join(dict.fromkeys(r['dtype'] for r in rows))}"
         most = max(row["batch"] for row in few)
         parts = [
-            f"alpha {alpha}: {between(few, 'inline', alpha)} (expanded matrix "
-            f"{between(few, EXPANDED, alpha)})"
+            f"alpha {alpha}{batches_of(few, 'inline', alpha)}: {between(few, 'inline', alpha)} "
+            f"(expanded matrix {between(few, EXPANDED, alpha)})"
             for alpha in sorted({row["alpha"] for row in few})
         ]
         samples = "one sample" if most == 1 else f"1 to {most} samples"
         graphs = any("replayed_ratio" in row for row in few)
         how = ", as CUDA graphs" if graphs else ""
         lines.append(f"- {name}, {samples}, first layer{how}: {'; '.join(parts)}.")
+        if note := left_out(result):
+            lines.append(f"- {note}")
         if graphs:
             # The same run without graphs: what Python takes to launch counts in small layers.
             called = [{k: v for k, v in row.items() if k != "replayed_ratio"} for row in few]
@@ -152,6 +155,23 @@ def summary(results):
             f"{between(heads, 'inline')} ({between(heads, EXPANDED)})."
         )
     return "\n".join(lines) + "\n"
+
+
+def left_out(result):
+    """Return a sentence on packed layers of the run whose times no longer hold, if there are any."""
+    rows = [row for row in result["rows"] if "removed" in row.get("why", "")]
+    if not rows:
+        return ""
+    alphas = ", ".join(sorted({f"alpha {row['alpha']}" for row in rows}))
+    batches = " and ".join(map(str, sorted({row["batch"] for row in rows})))
+    return f"W1' with {alphas} and {batches} samples, from 4096x4096 on, was {rows[0]['why']}."
+
+
+def batches_of(rows, rival, alpha):
+    """Return which batches a range is of, where others of the run have no times."""
+    every = {row["batch"] for row in rows}
+    timed = {row["batch"] for row in rows if (row["rival"], row["alpha"]) == (rival, alpha)}
+    return "" if timed == every else f" with {', '.join(map(str, sorted(timed)))} samples only"
 
 
 def between(rows, rival, alpha=None):
@@ -182,15 +202,17 @@ def table(rows):
         base = mine[DENSE, first]
         cells = [*map(str, case), f"{base.get('replayed', base['median']):,.1f} µs"]
         cells += [multiple(mine.get(("inline", batch))) for batch in batches]
-        cells.append(f"{share(mine['inline', first]):.0%}")
+        cells.append(share(mine["inline", first]))
         cells += [multiple(mine.get((n, first))) for n in ("plane", EXPANDED, "csr", "2:4")]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 def share(row):
-    """Return what of a copy's bytes per second a layer reads."""
-    return row["share"] * row["median"] / row.get("replayed", row["median"])
+    """Return what of a copy's bytes per second a layer reads, or a dash if it was not timed."""
+    if "share" not in row:
+        return "–"
+    return f"{row['share'] * row['median'] / row.get('replayed', row['median']):.0%}"
 
 
 def multiple(row):

@@ -7,7 +7,7 @@ Weights are many copies of a layer, read one after another by a CUDA graph, so t
 cache and launching costs next to nothing: a layer inside a large network. That is harder on packed
 layers than pack.py, whose times contain what a single replay of a graph takes in any case. Every
 candidate is first checked against float64. Prints the fastest; the last line is one JSON object.
-With --rule, only what a layer is given without asking is timed: tiles, or sparse products.
+With --rule, only the tiles that a layer is given without asking are timed.
 """
 
 import argparse

@@ -4,7 +4,6 @@ A layer with a few samples takes as long as its weights take to come from memory
 are no more than the dense ones. The kernels compute all children of a weight from one read of it.
 
 * :mod:`~fissile.packed.gpu.partitioned`: the partitioned layer, on the matrix units.
-* :mod:`~fissile.packed.gpu.few`: the same in CUDA, for many children and up to eight samples.
 * :mod:`~fissile.packed.gpu.masked`: the masked layer for one sample, stored group by stored group.
 * :mod:`~fissile.packed.gpu.masked_tiles`: the masked layer for several, on the matrix units.
 

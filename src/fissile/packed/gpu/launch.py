@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fissile.packed.gpu import few
 from fissile.packed.gpu.masked import bitmap_kernel
 from fissile.packed.gpu.masked_tiles import bitmap_tiles_kernel, bitmap_written_kernel, parts_kernel
 from fissile.packed.gpu.partitioned import owned_kernel, written_kernel
@@ -31,11 +30,7 @@ def owned(
     tiles: Tiles | None = None,
     assembly: bool | None = None,
 ) -> Tensor:
-    """Launch the kernel of a partitioned layer; with tiles, Triton's in any case."""
-    if tiles is None and few.suits(x, weight, planes, bias, alpha):
-        found = few.owned(x, weight, bias, alpha, activation)
-        if found is not None:
-            return found
+    """Launch the kernel of a partitioned layer."""
     (batch, d), h, each = x.shape, weight.shape[0], weight.element_size()
     bits = (alpha - 1).bit_length()
     tiles = tiles or owned_tiles(batch, h, d, bits, each, planes is not None)
