@@ -15,7 +15,7 @@ from torch.nn import functional
 import fissile
 from fissile import discover, expand, load, nonzeros, save, to_dense
 from fissile._common.random import drawer
-from fissile.discovery.place import choose
+from fissile.expansion.expand import choose
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,7 +15,7 @@ import fissile
 from fissile import MLP, FissileError, Groups, Structured, expand, nonzeros, to_dense, to_masked
 from fissile._common.random import drawer
 from fissile.discovery import discover
-from fissile.discovery.place import choose
+from fissile.expansion.expand import choose
 from fissile.layers import MaskedLinear, PartitionedLinear
 
 

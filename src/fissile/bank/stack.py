@@ -159,7 +159,7 @@ class Stack:
         rows = torch.as_tensor(rows, dtype=torch.long)
         tensors = {name: tensor[rows].clone() for name, tensor in _tensors(self.module)}
         module = _rebuilt(self.module, tensors)
-        adam = Moments(module.parameters())
+        adam = Moments.of(module.parameters())
         for new, old in zip(module.parameters(), self.module.parameters(), strict=True):
             adam.state[new] = {k: v[rows].clone() for k, v in self.adam.state[old].items()}
         return replace(
@@ -228,7 +228,7 @@ class Snapshot:
 
 def fresh_adam(module: nn.Module, networks: int) -> Moments:
     """Return zero moments and a step count for every network."""
-    adam = Moments(module.parameters())
+    adam = Moments.of(module.parameters())
     for parameter in module.parameters():
         adam.state[parameter] = {"step": torch.zeros(networks, device=parameter.device)} | {
             key: torch.zeros_like(parameter) for key in _MOMENTS
@@ -245,7 +245,7 @@ def concatenated(stacks: Sequence[Stack]) -> Stack:
     module = _rebuilt(
         first.module, {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
     )
-    adam = Moments(module.parameters())
+    adam = Moments.of(module.parameters())
     olds = zip(*(stack.module.parameters() for stack in stacks), strict=True)
     for new, old in zip(module.parameters(), olds, strict=True):
         states = [stack.adam.state[p] for stack, p in zip(stacks, old, strict=True)]

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fissile._common.errors import FissileError
 from fissile.discovery.module_checks import has_hooks
-from fissile.expansion.optimizer import check_optimizer
+from fissile.expansion.optimizer import Moments, check_optimizer
 from fissile.expansion.replace import Replacement, assemble
 from fissile.expansion.structure import note
 from fissile.layers import (
@@ -27,7 +27,7 @@ from fissile.layers.norms import Rebuilt, copied
 __all__ = ["to_dense", "to_masked"]
 
 
-def to_masked(model: nn.Module, *, optimizer: Optimizer | None = None) -> nn.Module:
+def to_masked(model: nn.Module, *, optimizer: Optimizer | Moments | None = None) -> nn.Module:
     """Rewrite partitioned layers as masked ones, the same function; dynamic masks need it.
 
     >>> masked = to_masked(expand(model, 2))
@@ -57,7 +57,9 @@ def _as_masked(layer: SparseLayer) -> Rebuilt | None:
 
 
 def _rewrite(
-    model: nn.Module, rebuild: Callable[[SparseLayer], Rebuilt | None], optimizer: Optimizer | None
+    model: nn.Module,
+    rebuild: Callable[[SparseLayer], Rebuilt | None],
+    optimizer: Optimizer | Moments | None,
 ) -> nn.Module:
     """Put other layers in place of the expanded ones in a copy; None leaves one as it is."""
     if optimizer is not None:

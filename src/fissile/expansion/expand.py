@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from operator import index
 from typing import Any
@@ -14,9 +15,9 @@ from torch.optim import Optimizer
 
 from fissile._common.errors import FissileError, whole
 from fissile._common.random import Draw, hash32, seeded
-from fissile.discovery.config import widen_config
 from fissile.discovery.discover import discover
-from fissile.discovery.place import Place, Where, choose, refuse_wrapped
+from fissile.discovery.module_checks import wrapped_in
+from fissile.discovery.place import Discovery, Place, Refusal
 from fissile.expansion.budget import (
     Allocation,
     Budget,
@@ -25,7 +26,8 @@ from fissile.expansion.budget import (
     check_budget,
     resolve_allocation,
 )
-from fissile.expansion.optimizer import check_optimizer
+from fissile.expansion.config import config_of, widen_config
+from fissile.expansion.optimizer import Moments, check_optimizer
 from fissile.expansion.pattern import Form, Pattern, check_alpha, split_pair
 from fissile.expansion.replace import (
     Replacement,
@@ -40,8 +42,13 @@ from fissile.expansion.structure import note
 from fissile.layers import Pair, is_transposed
 from fissile.layers.norms import Rebuilt, widened
 
-__all__ = ["dropconnect", "expand"]
+__all__ = ["Where", "choose", "dropconnect", "expand"]
 
+#: A name, a glob such as ``"encoder.*.mlp"``, several of those, or a function of the place.
+Where = str | Sequence[str] | Callable[[Place], bool]
+
+#: How many reasons an error gives.
+_SHOWN = 3
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -54,7 +61,7 @@ def expand(
     seed: int | Tensor = 0,
     budget: Budget = "weights",
     allocation: str | Allocation = "magnitude",
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Moments | None = None,
     example_inputs: Any = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -87,7 +94,7 @@ def expand(
     Returns:
         The expanded model. Of layers in a row 1, 3, 5, ... are widened, the head never.
     """
-    refuse_wrapped(model)
+    _refuse_wrapped(model)
     places = choose(discover(model, example_inputs), where)
     splits = _splits_for(places, split)
     if optimizer is not None:
@@ -95,8 +102,9 @@ def expand(
     terms = _Terms(check_budget(budget), resolve_allocation(allocation), optimizer)
     made = _replacements(model, places, alpha, splits, seed, terms, sparse_first)
     wide = assemble(model, made, optimizer, inplace=inplace)
-    widen_config(wide, {place.neurons for place in places}, index(alpha))
-    note(wide)
+    if config_of(wide) is not None:
+        widen_config(wide, {place.neurons for place in places}, index(alpha))
+        note(wide)
     return wide
 
 
@@ -105,7 +113,7 @@ def dropconnect(
     alpha: int,
     *,
     seed: int | Tensor = 0,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Moments | None = None,
 ) -> nn.Module:
     """Duplicate each neuron ``alpha`` times and draw a fresh mask at every training pass.
 
@@ -114,7 +122,7 @@ def dropconnect(
     The control of the paper: as many active weights per pass as :func:`expand` leaves, but dense,
     scaled weights in evaluation. It is a regulariser, and keeps no budget at test time.
     """
-    refuse_wrapped(model)
+    _refuse_wrapped(model)
     places = choose(discover(model), None)
     for place in places:
         if place.kind != "mlp":
@@ -131,13 +139,92 @@ def dropconnect(
     return control
 
 
+def choose(found: Discovery, where: Where | None) -> list[Place]:
+    """Return the places to expand, in the order data flows, none with a layer of another.
+
+    >>> choose(discover(MLP([32, 8, 8, 8, 10])), None)  # hidden layers 1 and 3
+    """
+    if not found.places:
+        raise FissileError(f"nothing to expand{_reasons(found.refusals)}")
+    named = found.places if where is None else _named(found, where)
+    chosen: list[Place] = []
+    spent: set[str] = set()
+    for place in named:
+        if spent.isdisjoint(place.layers):
+            chosen.append(place)
+            spent.update(place.layers)
+    return chosen
+
+
+def _named(found: Discovery, where: Where) -> list[Place]:
+    if callable(where):
+        named = [place for place in found.places if where(place)]
+        if not named:
+            raise FissileError(f"where chose none of {_names(found.places)}")
+        return named
+    patterns = [where] if isinstance(where, str) else where
+    if (
+        not isinstance(patterns, Sequence)
+        or not patterns
+        or not all(isinstance(pattern, str) for pattern in patterns)
+    ):
+        raise FissileError(
+            f"where={where!r} is neither a name, nor a list of names, nor a function of a place"
+        )
+    for pattern in patterns:
+        if not any(_matches(place.firsts, pattern) for place in found.places):
+            refused = [one for one in found.refusals if _matches([one.name], pattern)]
+            raise FissileError(
+                f"where={pattern!r} matches no place that can be expanded{_reasons(refused)}; "
+                f"there are {_names(found.places)}"
+            )
+    return [
+        place
+        for place in found.places
+        if any(_matches(place.firsts, pattern) for pattern in patterns)
+    ]
+
+
+def _matches(names: Iterable[str], pattern: str) -> bool:
+    """Tell whether a pattern names one of the layers or a module above one."""
+    for name in names:
+        parts = name.split(".")
+        above = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        if any(fnmatchcase(one, pattern) for one in above):
+            return True
+    return False
+
+
+def _names(places: Sequence[Place]) -> str:
+    names = [repr(place.name) for place in places]
+    more = f" and {len(names) - 2 * _SHOWN} more" if len(names) > 2 * _SHOWN else ""
+    return ", ".join(names[: 2 * _SHOWN]) + more
+
+
+def _reasons(refusals: Sequence[Refusal]) -> str:
+    """Say why the first few layers were refused."""
+    if not refusals:
+        return ""
+    shown = "; ".join(f"{one.name!r}: {one.reason}" for one in refusals[:_SHOWN])
+    more = len(refusals) - _SHOWN
+    return f" ({shown}{f'; and {more} more' if more > 0 else ''})"
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    """Refuse a model that is spread over processes or compiled: its wrapper holds its tensors."""
+    if not isinstance(model, nn.Module):
+        raise FissileError(f"a model is an nn.Module, not a {type(model).__name__}")
+    if why := wrapped_in(model):
+        raise FissileError(f"{why}, then wrap the expanded model")
+
+
 @dataclass(frozen=True)
 class _Terms:
     """What decides which weights stay: what is counted, how it is shared, whose gradients."""
 
     budget: Budget = "weights"
     allocation: Allocation = field(default_factory=Magnitude)
-    optimizer: Optimizer | None = None
+    optimizer: Optimizer | Moments | None = None
 
 
 #: Makes a first layer, from a seed of its own.
@@ -245,7 +332,7 @@ def _squares(firsts: list[nn.Module], second: nn.Module, terms: _Terms) -> Squar
     return None
 
 
-def _moment(optimizer: Optimizer | None, weight: nn.Parameter) -> Tensor | None:
+def _moment(optimizer: Optimizer | Moments | None, weight: nn.Parameter) -> Tensor | None:
     """Return Adam's running mean of the squares, uncorrected: layers learn for equally long."""
     if optimizer is None or weight not in optimizer.state:
         return None

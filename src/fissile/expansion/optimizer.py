@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -17,15 +16,28 @@ __all__ = ["Moments", "Move", "carried", "check_optimizer"]
 _KNOWN = (SGD, Adam, AdamW)
 
 
-class Moments(Adam):
-    """Adam's moments, kept for others who do the steps.
+@dataclass
+class Moments:
+    """The state of an Adam whose steps somebody else does, as the engines of a bank do.
 
-    Adam itself imports PyTorch's compiler before it takes parameters, which takes over a second.
+    >>> moments = Moments.of(model.parameters())
+    >>> wide = expand(model, 2, optimizer=moments)
+
+    Parameters and state are kept as an optimizer keeps them. A real Adam would import PyTorch's
+    compiler when it is made, which takes over a second.
     """
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take parameters, as Adam does once the compiler is there."""
-        inspect.unwrap(Optimizer.add_param_group)(self, param_group)
+    param_groups: list[dict[str, Any]]
+    state: dict[Tensor, dict[str, Any]]
+
+    @classmethod
+    def of(cls, parameters: Iterable[nn.Parameter]) -> Moments:
+        """Return moments for these parameters, without any state yet."""
+        return cls([{"params": list(parameters)}], {})
+
+
+#: An optimizer, or its state alone.
+Held = TypeVar("Held", bound=Optimizer | Moments)
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,11 @@ class Move:
     how: Callable[[Tensor], Tensor]
 
 
-def check_optimizer(optimizer: Optimizer, model: nn.Module) -> Optimizer:
-    """Return the optimizer, unwrapped; refuse one whose state we could not carry over."""
+def check_optimizer(optimizer: Held, model: nn.Module) -> Held:
+    """Return the optimizer, unwrapped; refuse one whose state cannot be carried over.
+
+    >>> adam = check_optimizer(accelerator.prepare(adam), model)  # the Adam inside
+    """
     if not _is_known(optimizer):  # accelerate wraps the one that holds the state
         optimizer = getattr(optimizer, "optimizer", optimizer)
     if not _is_known(optimizer):
@@ -56,11 +71,11 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def _is_known(optimizer: Optimizer) -> bool:
+def _is_known(optimizer: Optimizer | Moments) -> bool:
     return type(optimizer) in (*_KNOWN, Moments)
 
 
-def carried(optimizer: Optimizer, moves: Sequence[Move]) -> Callable[[], None]:
+def carried(optimizer: Optimizer | Moments, moves: Sequence[Move]) -> Callable[[], None]:
     """Work out what the optimizer holds after the moves; the answer, called, changes it in place.
 
     In place, so that schedulers keep working; in two steps, so that nothing changes by halves.

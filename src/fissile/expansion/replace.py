@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Float
 from fissile.discovery.module_checks import marks_of, refuse_packed
-from fissile.expansion.optimizer import Move, carried
+from fissile.expansion.optimizer import Moments, Move, carried
 from fissile.expansion.pattern import Pattern
 from fissile.layers import (
     DropConnectLinear,
@@ -131,7 +131,7 @@ class Replacement:
 def assemble(
     model: nn.Module,
     replacements: list[Replacement],
-    optimizer: Optimizer | None,
+    optimizer: Optimizer | Moments | None,
     *,
     inplace: bool = False,
 ) -> nn.Module:

@@ -20,7 +20,7 @@ from fissile._common.errors import FissileError, whole
 from fissile._common.random import hash32, noise
 from fissile._common.shapes import Bool, Float, Int
 from fissile.expansion.budget import keep_largest
-from fissile.expansion.optimizer import check_optimizer
+from fissile.expansion.optimizer import Moments, check_optimizer
 from fissile.layers import DropConnectLinear, Masked, Partitioned
 
 __all__ = ["Rewire", "rewired"]
@@ -73,7 +73,7 @@ class Rewire:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Moments | None = None,
         *,
         every: int = 100,
         fraction: float = 0.1,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fissile._common.errors import FileError
-from fissile.discovery.config import config_of, widen_config
+from fissile.expansion.config import config_of, widen_config
 from fissile.expansion.replace import without_fast_path
 from fissile.layers import (
     REMOVED,

@@ -7,9 +7,8 @@ from torch.optim import Optimizer
 
 from fissile._common.errors import FissileError, whole
 from fissile.discovery.discover import discover
-from fissile.discovery.place import Where, choose
 from fissile.expansion.budget import Budget, check_budget
-from fissile.expansion.expand import expand
+from fissile.expansion.expand import Where, choose, expand
 from fissile.expansion.pattern import check_alpha
 from fissile.expansion.split import Split, resolve_split
 

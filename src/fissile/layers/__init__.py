@@ -11,8 +11,17 @@ Each linear one may hold a stack of layers, every tensor with a leading dimensio
 of those.
 """
 
-from fissile.layers.algebra import REMOVED, children_of, gathered, owner_mask, spread
-from fissile.layers.base import Masked, Partitioned, SparseLayer
+from fissile.layers.base import (
+    REMOVED,
+    Masked,
+    Pair,
+    Partitioned,
+    SparseLayer,
+    children_of,
+    gathered,
+    owner_mask,
+    spread,
+)
 from fissile.layers.conv import Geometry, MaskedConv2d, PartitionedConv2d, SparseConv2d
 from fissile.layers.linear import (
     DropConnectLinear,
@@ -23,7 +32,6 @@ from fissile.layers.linear import (
     is_transposed,
     weight_of,
 )
-from fissile.layers.pair import Pair
 
 __all__ = [
     "REMOVED",

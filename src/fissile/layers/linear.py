@@ -8,8 +8,7 @@ from torch.nn import functional
 
 from fissile._common.random import choose, noise
 from fissile._common.shapes import Bool, Float, Int
-from fissile.layers.algebra import nothing
-from fissile.layers.base import Masked, Partitioned, SparseLayer
+from fissile.layers.base import Masked, Partitioned, SparseLayer, nothing
 
 __all__ = [
     "DropConnectLinear",

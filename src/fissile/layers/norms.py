@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from fissile.layers.algebra import children_of
+from fissile.layers.base import children_of
 
 __all__ = ["NORMS", "Carry", "Rebuilt", "copied", "resize", "widened", "width_of"]
 

@@ -8,8 +8,7 @@
 from __future__ import annotations
 
 from fissile.measure.accuracy import accuracy_per_parameter, relative_improvement
-from fissile.measure.capacity import capacity, features, total_capacity
-from fissile.measure.circuits import collisions, edge_usage
+from fissile.measure.circuits import coded_clauses, codes, collisions, edge_usage
 from fissile.measure.clusters import (
     Recovery,
     Rows,
@@ -18,9 +17,7 @@ from fissile.measure.clusters import (
     pairwise_agreement,
     recovery,
 )
-from fissile.measure.codes import coded_clauses, codes
-from fissile.measure.cosine import cosine
-from fissile.measure.gram import gram
+from fissile.measure.superposition import capacity, cosine, features, gram, total_capacity
 
 __all__ = [
     "Recovery",

@@ -12,7 +12,7 @@ from fissile._common.errors import FissileError
 from fissile._common.random import Draw
 from fissile._common.shapes import Float, Int
 from fissile.expansion.split import gram_points, kmeans
-from fissile.measure._groups import membership
+from fissile.measure.superposition import membership
 
 __all__ = [
     "Recovery",
