@@ -10,9 +10,9 @@ import pytest
 from labelled import CIFAR, cifar_archive, cifar_folder, cifar_parts, images
 
 from fissile import FileError
-from fissile.data import cifar, inert
+from fissile.data import cifar, safe_pickle
 from fissile.data.cifar import read_cifar
-from fissile.data.inert import read_pickle
+from fissile.data.safe_pickle import read_pickle
 
 DATA = images()
 PARTS = cifar_parts(DATA)
@@ -67,7 +67,11 @@ def test_an_archive_is_read_to_its_checksum(tmp_path):
         read_cifar(path)
     whole = gzip.decompress(content)
     path.write_bytes(gzip.compress(whole[: whole.index(b"x" * 700) + 9]))
-    with pytest.raises(FileError, match="cut short"):
+    with pytest.raises(FileError, match="unexpected end of data"):
+        read_cifar(path)
+    head = whole.index(f"{CIFAR}/test".encode())
+    path.write_bytes(gzip.compress(whole[:head] + b"?" + whole[head + 1 :]))
+    with pytest.raises(FileError, match="one of its headers is damaged"):
         read_cifar(path)
 
 
@@ -90,13 +94,14 @@ def shared(leaf, twice, depth=40):
 TUPLES = shared(b"K\x01", lambda k: b"h" + bytes([k]) + b"\x86")
 LISTS = shared(b"]", lambda k: b"](h" + bytes([k]) + b"h" + bytes([k]) + b"e")
 NAMES = b"X\x10\0\0\0fine_label_names"
+TWICE = "uses a tuple twice, refused"
 EXPONENTIAL = {
     "names": (b"\x80\x02}" + NAMES + b"](" + LISTS + b"es.", "no short text"),
-    "a module": (b"\x80\x04" + TUPLES + b"\x8c\x01a\x93.", "contains code"),
-    "a name": (b"\x80\x04\x8c\x05numpy" + TUPLES + b"\x93.", "contains code"),
-    "a dtype": (b"\x80\x02cnumpy\ndtype\n" + TUPLES + b"\x85R.", "of no known type"),
-    "a text": (b"\x80\x02c_codecs\nencode\n" + TUPLES + b"X\x06\0\0\0latin1\x86R.", "oddly"),
-    "a key": (b"\x80\x02}" + TUPLES + b"K\x01s.", "no text or number"),
+    "a module": (b"\x80\x04" + TUPLES + b"\x8c\x01a\x93.", TWICE),
+    "a name": (b"\x80\x04\x8c\x05numpy" + TUPLES + b"\x93.", TWICE),
+    "a dtype": (b"\x80\x02cnumpy\ndtype\n" + TUPLES + b"\x85R.", TWICE),
+    "a text": (b"\x80\x02c_codecs\nencode\n" + TUPLES + b"X\x06\0\0\0latin1\x86R.", TWICE),
+    "a key": (b"\x80\x02}" + TUPLES + b"K\x01s.", TWICE),
 }
 
 
@@ -118,6 +123,43 @@ def test_many_long_names_are_refused(tmp_path):
             read_cifar(folder)
 
 
+HIDDEN = {
+    "remembered twice": b"K\x01\x85q\x00q\x01h\x01\x86.",
+    "remembered after nothing": b"K\x01\x85\x95" + bytes(8) + b"q\x00h\x00\x86.",
+    "remembered in order": b"K\x01\x94K\x01\x85\x94h\x01\x86.",
+}
+
+
+@pytest.mark.parametrize("why", HIDDEN)
+def test_no_detour_shares_a_tuple(why):
+    with pytest.raises(FileError, match=TWICE):
+        read_pickle(b"\x80\x04" + HIDDEN[why])
+
+
+def test_a_far_place_in_the_memo_takes_no_memory():
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileError, match="remembers more than honest data"):
+            read_pickle(b"\x80\x02Nr\xff\xff\xff\x7f.")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("opcode", [b"\x8e", b"\x8d", b"\x96", b"\x95"])
+@pytest.mark.parametrize("size", [2**40, 2**62, 2**64 - 1])
+def test_a_claimed_length_takes_no_memory(opcode, size, tmp_path):
+    content = b"\x80\x05" + opcode + struct.pack("<Q", size) + b"abc."
+    folder = cifar_folder(tmp_path / CIFAR, PARTS | {"meta": content})
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileError):
+            read_cifar(folder)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("maker", [b"}", b"]", b")\x85"])
 def test_a_pickle_of_empty_tables_is_refused(maker):
     with pytest.raises(FileError, match="more lists and tables than honest data"):
@@ -129,7 +171,7 @@ def test_a_pickle_takes_as_many_steps_as_the_real_one_and_not_many_more(monkeypa
     table = {"filenames": names, "fine_labels": [7] * 50_000, "coarse_labels": [1] * 50_000}
 
     assert read_pickle(pickle.dumps(table, 2)) == table  # with a memo for each text: 250,000 steps
-    monkeypatch.setattr(inert, "_MOST", 1000)
+    monkeypatch.setattr(safe_pickle, "_STEPS", 1000)
     with pytest.raises(FileError, match="more steps than honest data"):
         read_pickle(b"\x80\x02" + b"N" * 1002 + b".")
 
