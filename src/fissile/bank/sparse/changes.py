@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fissile._common.random import Draw, seeded
-from fissile.bank.sparse.adam import Moments
 from fissile.bank.sparse.masks import alive, effective, within
 from fissile.bank.sparse.plan import Plan, SplitAt
 from fissile.bank.sparse.stack import Stack
+from fissile.bank.step import AdamMoments
 from fissile.expansion.budget import keep_largest, resolve_allocation
 from fissile.expansion.pattern import split_pair
 from fissile.expansion.rewire import rewired
@@ -145,7 +145,7 @@ def _copy(stack: Stack, name: str, axis: int, alpha: int, mask: Tensor | None) -
     """Give every child its parent's numbers, where it keeps them."""
     old = stack.weights[name], *stack.moments[name]
     new = [children_of(one, alpha, axis) * (1 if mask is None else mask) for one in old]
-    stack.weights[name], stack.moments[name] = new[0], Moments(*new[1:])
+    stack.weights[name], stack.moments[name] = new[0], AdamMoments(*new[1:])
 
 
 def _moving(plan: Plan, share: float) -> float:

@@ -15,10 +15,16 @@ from torch import Tensor
 from fissile._common.errors import FissileError
 from fissile._common.random import hash32, noise
 from fissile._common.shapes import Bool, Float, Int
-from fissile.bank.sparse.adam import Moments, Rates, adam, unbiased
-from fissile.bank.sparse.loss import error
 from fissile.bank.sparse.masks import alive, count, sown
 from fissile.bank.sparse.plan import Plan, Schedule, SplitAt
+from fissile.bank.step import (
+    AdamMoments,
+    Rates,
+    bias_corrections,
+    guess,
+    logit_gradient,
+    masked_adam,
+)
 
 __all__ = ["Stack"]
 
@@ -51,7 +57,7 @@ class Stack:
         self.penalty = self.each(lambda plan: _FIRST_PENALTY * plan.l1)
         self.still = torch.zeros_like(self.decay)
         self.pruned = self.each(lambda plan: plan.prune is not None).bool()
-        self.unbias = unbiased(steps).to(device)
+        self.unbias = bias_corrections(steps).to(device)
         self.rates = self._rates()
         self.listens = any(p.rewire and p.rewire.grow == "gradient" for p in plans)
         for plan in plans:
@@ -79,7 +85,7 @@ class Stack:
         for erdos_renyi in (False, True):
             self._sow("erdos-renyi" if erdos_renyi else "uniform", erdos_renyi)
         self.moments = {
-            name: Moments(torch.zeros_like(one), torch.zeros_like(one))
+            name: AdamMoments(torch.zeros_like(one), torch.zeros_like(one))
             for name, one in self.weights.items()
         }
         self.hear()
@@ -157,7 +163,7 @@ class Stack:
     ) -> None:
         """Make a step on a batch of every seed, whose samples may count differently."""
         found, said = self.logits(x)
-        off = error(found, targets, self.smooth)
+        off = logit_gradient(found, targets, self.smooth)
         if weights is not None:
             off = off * weights.repeat_interleave(len(self.plans), 0).unsqueeze(1)
         gradients = {"out": off.sum(-1)}
@@ -185,7 +191,7 @@ class Stack:
             rates = Rates(lr, decay, self.penalty, unbias, step)
             penalised = self.plan.l1 and name == "direct"
             mask = self.masks.get(name)
-            adam(weight, gradients[name], self.moments[name], mask, rates, l1=penalised)
+            masked_adam(weight, gradients[name], self.moments[name], mask, rates, l1=penalised)
         for name, heard in self.gradients.items():
             heard.copy_(gradients[name])
 
@@ -211,7 +217,7 @@ class Stack:
         right = torch.zeros(self.networks, dtype=torch.long, device=self.device)
         for begin in range(0, len(x), part):
             some = x[begin : begin + part].unsqueeze(0)
-            right += (_guess(self.logits(some)[0]) == y[begin : begin + part]).sum(-1)
+            right += (guess(self.logits(some)[0], 1) == y[begin : begin + part]).sum(-1)
         return (right.double() / len(x)).view(len(self.seeds), -1)
 
     def nonzeros(self) -> Int[Tensor, "seeds plans"]:
@@ -259,7 +265,3 @@ def _course(
     """Return the rate of every step; few plans of a study have one of their own."""
     plan = Plan(1, 1, lr=lr, schedule=schedule, splits=splits)
     return torch.tensor([plan.rate(step / steps) for step in range(steps)])
-
-
-def _guess(logits: Float[Tensor, "networks outputs samples"]) -> Int[Tensor, "networks samples"]:
-    return (logits.squeeze(1) > 0).long() if logits.shape[1] == 1 else logits.argmax(1)

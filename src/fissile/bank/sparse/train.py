@@ -18,6 +18,7 @@ from fissile._common.shapes import Float, Int
 from fissile.bank.sparse.changes import tick
 from fissile.bank.sparse.plan import Plan
 from fissile.bank.sparse.stack import Stack
+from fissile.bank.step import Replay
 
 __all__ = ["train"]
 
@@ -27,6 +28,8 @@ _TICKS = 100
 _WORTH_THREADS = 50_000_000
 #: The stream of random numbers that inputs are hidden by.
 _DROPOUT = 7
+#: Steps on a GPU before one is recorded as a graph.
+_EAGER = 2
 OnEpoch = Callable[[int], object]
 
 
@@ -135,8 +138,7 @@ class _Course:
         self.targets = _targets(y, stacks[0].outputs).to(x.dtype)
         self.rows = torch.zeros(len(seeds), batch, dtype=torch.long, device=x.device)
         self.sides = [torch.cuda.Stream() for _ in range(16)] if x.is_cuda else []
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.eager = 0
+        self.replay = Replay(self._all, eager=_EAGER)
         self.ticked = -1.0  # the share of the training at the last tick
 
     def run(self, epochs: int, on_epoch: OnEpoch | None) -> None:
@@ -160,22 +162,13 @@ class _Course:
         changed = [tick(stack, share, self.ticked) for stack in self.stacks]
         self.ticked = share
         if any(changed):
-            self.graph, self.eager = None, 0
+            self.replay = Replay(self._all, eager=_EAGER)  # tensors have changed
 
     def _step(self) -> None:
-        if not self.x.is_cuda:
+        if self.x.is_cuda:
+            self.replay()
+        else:
             self._all()
-            return
-        if self.graph is None:
-            self.eager += 1
-            if self.eager <= 2:
-                self._all()
-                return
-            torch.cuda.synchronize()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self._all()
-        self.graph.replay()
 
     def _all(self) -> None:
         x = self.x[self.rows.flatten()].view(*self.rows.shape, -1)
