@@ -1,4 +1,4 @@
-"""The plain engine: any architecture, any arm, any device, in batched PyTorch operations.
+"""The PyTorch engine: any architecture, any arm, any device, in batched PyTorch operations.
 
 It is the fallback of the bank and what the fast engines are tested against.
 """
@@ -23,7 +23,7 @@ from fissile.expansion.rewire import Rewire
 from fissile.layers import SparseLinear, all_weights
 from fissile.layers.mlp import first_hidden
 
-__all__ = ["OnEpochs", "forward", "move", "run"]
+__all__ = ["OnEpochs", "forward", "run"]
 
 #: Numbers held at once when a test set is evaluated, and positions when an order is drawn.
 _CHUNK = 1 << 24
@@ -141,7 +141,7 @@ class _Engine:
 
     def __init__(self, stack: Stack, device: torch.device) -> None:
         self.stack, self.device = stack, device
-        move(stack, device)
+        stack.to(device)
         self.train = _sets(stack, lambda data: (data.x, data.y), device)
         self.test = _sets(stack, lambda data: (data.x_test, data.y_test), device)
         self.seeds = stack.seeds.to(device)
@@ -241,11 +241,3 @@ class _Engine:
             x, y = self.test.slice(start, min(start + part, samples))
             correct += (guess(forward(stack.module, x)) == y).sum(-1)
         return (correct.double() / samples).cpu()
-
-
-def move(stack: Stack, device: torch.device) -> None:
-    """Bring a stack's networks and moments to a device."""
-    stack.module.to(device)
-    for state in stack.adam.state.values():
-        for key, value in state.items():
-            state[key] = value.to(device)
