@@ -21,9 +21,8 @@ from torch.nn import functional
 
 from fissile.bank.loop import Recipe
 from fissile.bank.vision import ConvNet, Images
-from fissile.bank.vision.images import scaled
-from fissile.bank.vision.job import Job, make_adam
-from fissile.bank.vision.train import SIDE_BY_SIDE, _engine
+from fissile.bank.vision.convnet import scaled
+from fissile.bank.vision.train import SIDE_BY_SIDE, Job, _engine, make_adam
 
 PROJECTION, NEURONS, CLASSES = 256, 20, 100
 RECIPE = Recipe()

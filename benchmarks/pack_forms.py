@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 import fissile
-from fissile.bank.matrices import linear_layers
+from fissile.bank.stack import linear_layers
 from fissile.layers import REMOVED, weight_of
 from fissile.packed.inline_layout import inline_layers, living, settled, stream_of
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from fissile.bank.sparse import train
-from fissile.bank.sparse.recipe import plans
+from fissile.bank.sparse.presets import plans
 
 INPUTS, CLASSES, BUDGET = 512, 100, 20_000
 

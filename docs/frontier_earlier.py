@@ -3,7 +3,7 @@
 from frontier_results import OURS, WORDS, word
 from frontier_text import chance, rows, signed, text
 
-from fissile.bank.sparse.recipe import is_large
+from fissile.bank.sparse.presets import is_large
 
 
 def changed(found):

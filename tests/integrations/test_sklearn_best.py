@@ -15,8 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fissile
-from fissile.bank.sparse import recipe, train
-from fissile.bank.sparse.module import module_of
+from fissile.bank.sparse import module_of, presets, train
 from fissile.sklearn import FissileClassifier
 from fissile.sklearn.samples import can_hold_out
 from fissile.sklearn.search import Best, plans_for, scale_of
@@ -123,7 +122,7 @@ def test_the_best_plan_is_taken_and_of_equals_the_earlier(monkeypatch):
 
 @pytest.mark.parametrize("budget", [20, 60])
 def test_where_steps_are_few_high_rates_come_first(budget):
-    usual = recipe.plans(budget, 8, 3)
+    usual = presets.plans(budget, 8, 3)
     assert plans_for(budget, 8, 3, tries=6, steps=3000) == usual
     hasty = plans_for(budget, 8, 3, tries=6, steps=2999)
     assert sorted(hasty, key=repr) == sorted(usual, key=repr)

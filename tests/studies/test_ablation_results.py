@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fissile.bank.sparse import recipe
+from fissile.bank.sparse import presets
 from fissile.lab.budget_methods import ABLATED, METHODS, OURS
 from fissile.lab.studies.frontier import ABLATIONS
 
@@ -138,7 +138,7 @@ def test_what_a_linear_classifier_lacks(found, prose):
     assert f"and at most {max(rest):.2f} elsewhere" in prose
     assert f"6,230 it is even better, by {-lost['cifar100', 6230]:.2f}" in prose
     assert found.cells["cifar100", 6230, OURS]["plan"]["hidden"] == 0
-    alone = [plan for plan in recipe.plans(6230, 512, 100) if not plan.hidden]
+    alone = [plan for plan in presets.plans(6230, 512, 100) if not plan.hidden]
     assert len(alone) == 2
     assert len(set(METHODS["recipe-linear"](6230, 512, 100))) > 2
 
@@ -257,7 +257,7 @@ def test_the_script_searches_the_points_that_were_searched(script):
     assert [(short, cell.budget) for short, cell in cells] == points
     for (short, cell), point in zip(cells, SEARCH["points"], strict=True):
         assert len(point["seeds"]) == script.SEEDS.get(short, 2)
-        assert recipe.is_large(cell.budget, cell.inputs, cell.task.outputs)
+        assert presets.is_large(cell.budget, cell.inputs, cell.task.outputs)
     for line in SEARCH["plans"]:
         assert [len(seeds) for seeds in line["held_out"]] == [
             len(p["seeds"]) for p in SEARCH["points"]

@@ -9,8 +9,7 @@ import torch
 import fissile
 from fissile import MLP, FissileError, Overlapping
 from fissile._common.random import order, order_keys
-from fissile.bank import Bank, Data, Dense, Expand, Spec, engines, gpu, gpu_engine
-from fissile.bank import plain as plain_engine
+from fissile.bank import Bank, Data, Dense, Expand, Spec, engines, gpu, gpu_engine, torch_engine
 from fissile.bank.loop import Recipe, accuracy, fit, task_loss
 from fissile.layers import SparseLinear
 
@@ -367,7 +366,7 @@ def test_what_does_not_fit_together_is_refused():
 def bank_of(specs, run, monkeypatch):
     """A bank whose stacks go through one engine, on the device of these tests."""
     with monkeypatch.context() as patch:
-        patch.setattr(engines.plain, "run", run)
+        patch.setattr(engines.torch_engine, "run", run)
         bank = Bank(specs, device=DEVICE, engine="plain")
         bank.train(until=1)
         arms = bank.branch({"dense": Dense(), "split": Expand(2), "over": Expand(2, Overlapping())})
@@ -382,7 +381,7 @@ def test_the_engine_agrees_with_the_plain_one_and_freezes_what_diverges(monkeypa
     recipe = Recipe(lr=1e-2, batch=16, l1=1e-3)
     specs = [Spec([8, 6, 1], data[i % 2], seed=i, recipe=recipe) for i in range(3)]
     specs.append(Spec([8, 6, 1], data[0], seed=7, recipe=Recipe(lr=1e38, batch=16)))
-    expected = bank_of(specs, plain_engine.run, monkeypatch)
+    expected = bank_of(specs, torch_engine.run, monkeypatch)
     found = bank_of(specs, gpu_engine.run, monkeypatch)
     assert all(gpu_engine.can(stack) for stack in found._stacks)
     assert found.diverged == expected.diverged == [9, 10, 11]

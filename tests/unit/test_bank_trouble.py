@@ -14,7 +14,7 @@ from banks import assert_same, blobs
 
 import fissile
 from fissile import FissileError
-from fissile.bank import Bank, Progress, Spec, cpu_engine, engines, plain
+from fissile.bank import Bank, Progress, Spec, cpu_engine, engines, torch_engine
 from fissile.bank.loop import Recipe
 
 
@@ -62,14 +62,14 @@ def test_out_of_memory_halves_the_stack_and_says_so(monkeypatch, caplog):
     specs = [Spec([8, 6, 1], blobs(0, 1), seed=s) for s in range(10)]
     expected = Bank(specs, engine="plain")
     expected.train(until=2)
-    real = engines.plain.run
+    real = engines.torch_engine.run
 
     def scarce(stack, *rest, **options):
         if len(stack) > 3:
             raise torch.OutOfMemoryError("not enough memory: you tried to allocate too much")
         real(stack, *rest, **options)
 
-    monkeypatch.setattr(engines.plain, "run", scarce)
+    monkeypatch.setattr(engines.torch_engine, "run", scarce)
     bank = Bank(specs, engine="plain")
     with caplog.at_level(logging.WARNING, "fissile"):
         bank.train(until=2)
@@ -80,10 +80,10 @@ def test_out_of_memory_halves_the_stack_and_says_so(monkeypatch, caplog):
     def none(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(engines.plain, "run", none)
+    monkeypatch.setattr(engines.torch_engine, "run", none)
     with pytest.raises(FissileError, match="not even one network"):
         bank.train(until=3)
-    monkeypatch.setattr(engines.plain, "run", real)
+    monkeypatch.setattr(engines.torch_engine, "run", real)
     bank.train(until=3)  # nothing was lost
     assert bank.accuracy.shape == (10, 3)
 
@@ -135,7 +135,11 @@ def test_an_error_costs_no_network(engine, monkeypatch):
     whole.train(until=4), bank.train(until=1)
     places = {
         "auto": [(cpu_engine, "read"), (cpu_engine._Job, "_slice"), (cpu_engine._News, "deliver")],
-        "plain": [(plain._Engine, "_step"), (plain, "_finite"), (plain._Engine, "accuracy")],
+        "plain": [
+            (torch_engine._Engine, "_step"),
+            (torch_engine, "_finite"),
+            (torch_engine._Engine, "accuracy"),
+        ],
     }
     for place, name in places[engine]:
         for error in (ValueError, KeyboardInterrupt):
@@ -226,7 +230,7 @@ def test_an_interruption_leaves_the_last_finished_epoch_and_can_be_resumed(engin
         def __init__(self):
             self.calls = 0
 
-        of = fissile.bank.progress.quiet.of
+        of = fissile.bank.bank.Quiet.of
 
         def advance(self, epochs, steps):
             self.calls += 1

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from fissile.bank.sparse.adam import Moments, Rates, _on_gpu, _plain, adam, unbiased
+from fissile.bank.step import (
+    AdamMoments,
+    Rates,
+    _torch_adam,
+    _triton_adam,
+    bias_corrections,
+    masked_adam,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LR, DECAY, L1 = [1e-2, 3e-3, 0.3], [0.0, 0.5, 0.1], [1e-2, 0.0, 1e-3]
@@ -23,7 +30,7 @@ def drawn(*shape, masked, seed=0, device="cpu"):
     # From large to so small that eps decides.
     gradients = torch.randn(STEPS, 3, *shape) * 10 ** torch.empty(3, *shape).uniform_(-9, 2)
     gradients[:, :, 0] = 0
-    moments = Moments(*(torch.zeros_like(weight, device=device) for _ in range(2)))
+    moments = AdamMoments(*(torch.zeros_like(weight, device=device) for _ in range(2)))
     mask = None if mask is None else mask.to(device)
     return weight.to(device), moments, mask, gradients.to(device)
 
@@ -37,7 +44,7 @@ def test_without_a_mask_it_is_adamw(shape):
         for one, lr, decay in zip(ours, LR, DECAY, strict=True)
     ]
     for step, gradient in enumerate(gradients, 1):
-        adam(weight, gradient, moments, None, rates_at(step))
+        masked_adam(weight, gradient, moments, None, rates_at(step))
         for number, (one, optimizer) in enumerate(zip(ours, theirs, strict=True)):
             one.grad = gradient[number].clone()
             optimizer.step()
@@ -49,10 +56,10 @@ def test_without_a_mask_it_is_adamw(shape):
 
 def test_what_does_not_exist_stays_zero_and_the_rest_does_not_notice():
     weight, moments, mask, gradients = drawn(4, 5, masked=True)
-    free, free_moments = weight.clone(), Moments(*(torch.zeros_like(weight) for _ in range(2)))
+    free, free_moments = weight.clone(), AdamMoments(*(torch.zeros_like(weight) for _ in range(2)))
     for step, gradient in enumerate(gradients, 1):
-        adam(weight, gradient, moments, mask, rates_at(step))
-        adam(free, gradient, free_moments, None, rates_at(step))
+        masked_adam(weight, gradient, moments, mask, rates_at(step))
+        masked_adam(free, gradient, free_moments, None, rates_at(step))
         for one in (weight, *moments):
             assert not one[~mask].any()
     assert torch.equal(weight[mask], free[mask])
@@ -61,10 +68,10 @@ def test_what_does_not_exist_stays_zero_and_the_rest_does_not_notice():
 
 def test_means_are_unbiased_to_the_last_bit_of_a_float():
     expected = [[1 - 0.9**step, 1 - 0.999**step] for step in range(1, 21)]
-    torch.testing.assert_close(unbiased(20), torch.tensor(expected), rtol=1e-7, atol=0)
+    torch.testing.assert_close(bias_corrections(20), torch.tensor(expected), rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize("way", [_plain, _on_gpu])
+@pytest.mark.parametrize("way", [_torch_adam, _triton_adam])
 def test_momentum_does_not_revive_a_weight_that_went(way):
     weight, moments, _, gradients = drawn(4, 5, masked=False, device=DEVICE)
     way(weight, gradients[0], moments, None, rates_at(1, DEVICE), False)
@@ -81,9 +88,9 @@ def test_the_penalty_shrinks_towards_zero_in_adams_metric(masked):
     lr, penalty = (torch.tensor(one).view(3, 1, 1) for one in (LR, L1))
     vanished = 0
     for step, gradient in enumerate(gradients, 1):
-        smooth, seen = weight.clone(), Moments(*(one.clone() for one in moments))
-        adam(smooth, gradient, seen, mask, rates_at(step))
-        adam(weight, gradient, moments, mask, rates_at(step), l1=True)
+        smooth, seen = weight.clone(), AdamMoments(*(one.clone() for one in moments))
+        masked_adam(smooth, gradient, seen, mask, rates_at(step))
+        masked_adam(weight, gradient, moments, mask, rates_at(step), l1=True)
         curved = (seen.square.double() / (1 - 0.999**step)).sqrt() + 1e-8
         threshold = lr * penalty / curved
         expected = torch.nn.functional.relu(smooth - threshold) - torch.nn.functional.relu(
@@ -102,11 +109,11 @@ def test_the_penalty_shrinks_towards_zero_in_adams_metric(masked):
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_kernel_makes_the_same_steps(masked, l1, shape):
     weight, moments, mask, gradients = drawn(*shape, masked=masked, device=DEVICE)
-    plain, plain_moments = weight.clone(), Moments(*(one.clone() for one in moments))
+    plain, plain_moments = weight.clone(), AdamMoments(*(one.clone() for one in moments))
     for step, gradient in enumerate(gradients, 1):
         rates = rates_at(step, DEVICE)
-        _plain(plain, gradient, plain_moments, mask, rates, l1)
-        _on_gpu(weight, gradient, moments, mask, rates, l1)
+        _torch_adam(plain, gradient, plain_moments, mask, rates, l1)
+        _triton_adam(weight, gradient, moments, mask, rates, l1)
     assert weight.abs().max() > 0.1
     torch.testing.assert_close(weight, plain, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(moments.square, plain_moments.square, rtol=1e-5, atol=0)
@@ -119,11 +126,11 @@ def test_the_kernel_makes_the_same_steps(masked, l1, shape):
 
 def test_the_kernel_takes_gradients_that_do_not_lie_in_a_row():
     weight, moments, mask, gradients = drawn(6, 6, masked=True, device=DEVICE)
-    plain, plain_moments = weight.clone(), Moments(*(one.clone() for one in moments))
+    plain, plain_moments = weight.clone(), AdamMoments(*(one.clone() for one in moments))
     gradient = gradients[0].mT
     assert not gradient.is_contiguous()
-    _plain(plain, gradient, plain_moments, mask, rates_at(1, DEVICE), False)
-    _on_gpu(weight, gradient, moments, mask, rates_at(1, DEVICE), False)
+    _torch_adam(plain, gradient, plain_moments, mask, rates_at(1, DEVICE), False)
+    _triton_adam(weight, gradient, moments, mask, rates_at(1, DEVICE), False)
     torch.testing.assert_close(weight, plain, rtol=1e-5, atol=1e-6)
 
 
@@ -133,13 +140,15 @@ def test_the_fused_step_is_the_plain_one(masked):
     weight = torch.randn(3, 5, 7)
     mask = torch.rand(3, 5, 7) > 0.5 if masked else None
     weight = weight if mask is None else weight * mask
-    ways = [[weight.clone(), Moments(torch.zeros(3, 5, 7), torch.zeros(3, 5, 7))] for _ in range(2)]
+    ways = [
+        [weight.clone(), AdamMoments(torch.zeros(3, 5, 7), torch.zeros(3, 5, 7))] for _ in range(2)
+    ]
     lr, decay = torch.tensor([1e-3, 1e-2, 0.0]), torch.tensor([0.3, 0.0, 0.1])
-    for number, unbias in enumerate(unbiased(4)):
+    for number, unbias in enumerate(bias_corrections(4)):
         gradient = torch.randn(3, 5, 7)
         for (one, moments), step in zip(ways, (None, torch.tensor([number + 1.0])), strict=True):
             rates = Rates(lr, decay, torch.zeros(3), unbias, step)
-            adam(one, gradient, moments, mask, rates)
+            masked_adam(one, gradient, moments, mask, rates)
     (plain, first), (fused, second) = ways
     torch.testing.assert_close(plain, fused)
     torch.testing.assert_close(first, second)

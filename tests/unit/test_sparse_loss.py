@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fissile.bank.sparse.loss import _on_gpu, _plain, error
+from fissile.bank.step import _torch_logit_gradient, _triton_logit_gradient, logit_gradient
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMOOTH = [0.0, 0.25, 0.0, 0.25, 0.5, 0.0]  # of two seeds, three plans each
@@ -21,7 +21,7 @@ def drawn(outputs, batch, dtype=torch.float32):
 @pytest.mark.parametrize("outputs", [1, 2, 7])
 def test_it_is_the_gradient_of_the_mean_cross_entropy(outputs):
     logits, targets, smooth = (one.cpu() for one in drawn(outputs, 9, torch.float64))
-    found = error(logits, targets, smooth)
+    found = logit_gradient(logits, targets, smooth)
     logits.requires_grad_()
     for number, (own, spread) in enumerate(zip(logits, SMOOTH, strict=True)):
         wanted = targets[number // 3]
@@ -37,7 +37,9 @@ def test_it_is_the_gradient_of_the_mean_cross_entropy(outputs):
 @pytest.mark.parametrize(("outputs", "batch"), [(2, 64), (3, 1), (5, 130), (100, 70), (130, 33)])
 def test_the_kernel_finds_the_same(outputs, batch):
     given = drawn(outputs, batch)
-    torch.testing.assert_close(_on_gpu(*given), _plain(*given), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        _triton_logit_gradient(*given), _torch_logit_gradient(*given), rtol=1e-5, atol=1e-7
+    )
 
 
 def test_the_kernel_takes_what_does_not_lie_in_a_row():
@@ -46,11 +48,13 @@ def test_the_kernel_takes_what_does_not_lie_in_a_row():
     targets = targets.mT.contiguous().mT
     assert not logits.is_contiguous()
     assert not targets.is_contiguous()
-    found = _on_gpu(logits, targets, smooth)
-    torch.testing.assert_close(found, _plain(logits, targets, smooth), rtol=1e-5, atol=1e-7)
+    found = _triton_logit_gradient(logits, targets, smooth)
+    torch.testing.assert_close(
+        found, _torch_logit_gradient(logits, targets, smooth), rtol=1e-5, atol=1e-7
+    )
 
 
 def test_logits_may_be_far_apart():
     logits, targets, smooth = drawn(4, 5)
-    for way in (_plain, _on_gpu):
+    for way in (_torch_logit_gradient, _triton_logit_gradient):
         assert way(logits * 1e4, targets, smooth).isfinite().all()

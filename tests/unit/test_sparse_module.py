@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import fissile
-from fissile.bank.sparse import Plan, Prune, train
-from fissile.bank.sparse.module import SparseNet, module_of
+from fissile.bank.sparse import Plan, Prune, SparseNet, module_of, train
 
 PRUNE = Prune(0.1, 0.7, "second-order")
 PLANS = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fissile import FissileError
 from fissile.bank.sparse import Plan, Prune, Rewire, SplitAt, Stack
-from fissile.bank.sparse.recipe import hidden_for, is_large, plans, within_budget
+from fissile.bank.sparse.presets import hidden_for, is_large, plans, within_budget
 
 NONSENSE = [
     ({"budget": 0, "hidden": 4}, "budget=0 is not a whole number of at least 1"),

@@ -10,9 +10,9 @@ import fissile
 from fissile import MLP
 from fissile._common.random import order
 from fissile.bank.sparse import Plan, Prune, Rewire, SplitAt, Stack, train
-from fissile.bank.sparse.changes import tick
-from fissile.bank.sparse.recipe import plans as recipe
-from fissile.bank.sparse.recipe import within_budget
+from fissile.bank.sparse.presets import plans as recipe
+from fissile.bank.sparse.presets import within_budget
+from fissile.bank.sparse.train import tick
 
 CPU = torch.device("cpu")
 INPUTS, CLASSES = 8, 3

@@ -14,8 +14,8 @@ from fissile import FissileError, nonzeros
 from fissile.bank import Dense, DropConnect, Expand
 from fissile.bank.loop import Recipe, batches, penalty
 from fissile.bank.vision import ConvNet, Images, Network, train
-from fissile.bank.vision.images import image_order, scaled
-from fissile.bank.vision.job import Job, make_adam
+from fissile.bank.vision.convnet import image_order, scaled
+from fissile.bank.vision.train import Job, make_adam
 from fissile.layers import REMOVED
 
 #: The module, whose name the function of the package hides.
@@ -269,7 +269,7 @@ def test_divergence_in_an_arm_keeps_the_epochs_before(monkeypatch, trained):
         new.layers[0].weight.data.fill_(3e38)
         return new
 
-    monkeypatch.setattr("fissile.bank.vision.job.expand", explode)
+    monkeypatch.setattr(TRAIN, "expand", explode)
     settings = {"recipe": RECIPE, "warm_up": 1, "fine_tune": 1}
     found = train([NETWORK], IMAGES, ARMS, **settings)[0]
     assert same(found["dense"].model, trained["dense"].model)

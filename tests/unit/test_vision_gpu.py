@@ -12,15 +12,13 @@ from torch.nn import functional
 
 from fissile._common.random import order
 from fissile.bank import Dense, Expand
+from fissile.bank.gpu.kernels import flat_adam_kernel
 from fissile.bank.loop import Recipe
-from fissile.bank.vision import ConvNet, Images, Network, kernels, train
-from fissile.bank.vision.flat import Flat
-from fissile.bank.vision.graphs import Graphs
-from fissile.bank.vision.images import scaled
-from fissile.bank.vision.job import Job, make_adam
+from fissile.bank.vision import ConvNet, Images, Network, train
+from fissile.bank.vision.convnet import scaled
+from fissile.bank.vision.graphs import Flat, Graphs, Resident, Step, batch_sizes
 from fissile.bank.vision.norm import Norm, evaluated, normed
-from fissile.bank.vision.plain import Plain
-from fissile.bank.vision.step import Resident, Step, batch_sizes
+from fissile.bank.vision.train import Job, Loop, make_adam
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ARMS = {"dense": Dense(), "split": Expand(2)}
@@ -189,13 +187,13 @@ def one_thread():
 @pytest.mark.parametrize("arm", [Dense(), Expand(2)])
 def test_steps_without_a_graph_are_those_of_the_loop(arm, monkeypatch):
     if DEVICE.type == "cpu":  # the interpreter is done sooner with few large programs
-        monkeypatch.setattr("fissile.bank.vision.flat._BLOCK", 2**17)
+        monkeypatch.setattr("fissile.bank.vision.graphs._BLOCK", 2**17)
         monkeypatch.setattr("fissile.bank.vision.norm._BLOCK", 2**14)
         monkeypatch.setattr("fissile.bank.vision.norm._PROGRAMS", 8)
     images = make_images(14, size=8, tests=10)
     recipe = Recipe(batch=8, l1=1e-3, l2=1e-3, orthogonal=1e-2)
     begin, loop, ours = (make_job(arm, recipe) for _ in range(3))
-    runner = Plain(images, recipe, DEVICE).start(loop)
+    runner = Loop(images, recipe, DEVICE).start(loop)
     step = Step(ours, Resident(images, DEVICE, torch.float32), recipe)
     step.order.copy_(order(torch.tensor(ours.seed), 0, len(images.y)))
     for number, _ in enumerate(runner.steps(0)):
@@ -216,7 +214,7 @@ def test_steps_without_a_graph_are_those_of_the_loop(arm, monkeypatch):
 
 def test_adam_is_one_program_for_heads_of_every_width():
     """A kernel that is compiled while a graph is recorded spoils the graph."""
-    jitted = kernels.adam_kernel
+    jitted = flat_adam_kernel
     varying = {"begin", "end", "kernels", "size"}
     if DEVICE.type == "cpu":  # the interpreter compiles nothing, but knows what it was told
         assert varying <= set(jitted.kwargs["do_not_specialize"] or ())
@@ -231,7 +229,7 @@ def test_the_first_steps_of_a_graph_are_those_of_the_loop(arm):
     jobs = [make_job(arm, recipe) for _ in range(2)]
     for job, engine in zip(
         jobs,
-        (Plain(images, recipe, DEVICE), Graphs(images, recipe, DEVICE, torch.float32, 2)),
+        (Loop(images, recipe, DEVICE), Graphs(images, recipe, DEVICE, torch.float32, 2)),
         strict=True,
     ):
         runner = engine.start(job)

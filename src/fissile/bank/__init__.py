@@ -1,7 +1,6 @@
 """Many small networks trained as one program."""
 
-from fissile.bank.bank import Bank, Group, Member, check_device
-from fissile.bank.progress import Progress
+from fissile.bank.bank import Bank, Group, Member, Progress, check_device
 from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Spec
 
 __all__ = [

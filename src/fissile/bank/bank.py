@@ -10,27 +10,32 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from fissile._common.errors import FissileError, whole
+from fissile._common.errors import FissileError, needs, whole
 from fissile._common.shapes import Float, Int
 from fissile.bank import engines
-from fissile.bank.defer_sigint import patient
-from fissile.bank.matrices import first_index, linear_layers
-from fissile.bank.plain import move
-from fissile.bank.progress import Progress, quiet
 from fissile.bank.spec import Arm, Dense, Dynamic, Spec
-from fissile.bank.stack import Stack, concatenated, module_at, stacked_modules
+from fissile.bank.stack import (
+    Stack,
+    concatenated,
+    first_index,
+    linear_layers,
+    module_at,
+    stacked_modules,
+)
 from fissile.layers import PartitionedLinear, SparseLinear, weight_of
 from fissile.layers.mlp import MLP
 
-__all__ = ["Bank", "Group", "Member", "check_device"]
+__all__ = ["Bank", "Group", "Member", "Progress", "Quiet", "check_device"]
 
 _log = logging.getLogger("fissile")
 
@@ -60,6 +65,50 @@ class Group:
     def w1(self) -> Float[Tensor, "networks outputs inputs"]:
         """The weights of the first hidden layer."""
         return self.weights[self.first]
+
+
+class Progress:
+    """Shows how far a bank is, in the terminal (needs rich).
+
+    >>> bank.train(until=25, progress=True)
+    """
+
+    @contextmanager
+    def of(self, networks: int, epochs: int) -> Iterator[None]:
+        """Show the bar while a bank trains ``epochs`` epochs, summed over its networks."""
+        needs("rich", "bank")
+        from rich import progress
+
+        columns = (
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("epochs, {task.fields[rate]}"),
+            progress.TimeRemainingColumn(),
+        )
+        self._steps, self._since = 0, time.perf_counter()
+        with progress.Progress(*columns) as self._bar:
+            text = f"{networks:,} network" + ("s" if networks != 1 else "")
+            self._task = self._bar.add_task(text, total=epochs, rate="starting")
+            yield
+
+    def advance(self, epochs: int, steps: int) -> None:
+        """Count epochs and steps that are done."""
+        self._steps += steps
+        rate = self._steps / max(time.perf_counter() - self._since, 1e-9)
+        self._bar.update(self._task, advance=epochs, rate=f"{rate:,.0f} steps/s")
+
+
+class Quiet(Progress):
+    """Shows nothing."""
+
+    @contextmanager
+    def of(self, networks: int, epochs: int) -> Iterator[None]:
+        """Do nothing around the training."""
+        yield
+
+    def advance(self, epochs: int, steps: int) -> None:
+        """Do nothing."""
 
 
 class Bank:
@@ -119,9 +168,9 @@ class Bank:
         until = whole("until", until, least=0)
         left = [stack for stack in self._stacks if stack.epoch < until]
         epochs = sum(len(stack) * (until - stack.epoch) for stack in left)
-        bar = progress if isinstance(progress, Progress) else Progress() if progress else quiet()
+        bar = progress if isinstance(progress, Progress) else Progress() if progress else Quiet()
         before = set(self.diverged)
-        with bar.of(networks=len(self), epochs=epochs), patient() as stop:
+        with bar.of(networks=len(self), epochs=epochs), engines.deferred_sigint() as stop:
             record = self._record(bar)
             try:
                 engines.run(self._stacks, until, self.device, self.engine, record, stop)
@@ -286,7 +335,7 @@ class Bank:
                 for key, value in adam.state.get(given, {}).items():
                     if key in state:
                         state[key] = value.detach().reshape(state[key].shape).to(state[key]).clone()
-        move(new, next(old.module.parameters()).device)
+        new.to(next(old.module.parameters()).device)
         rest = [i for i in range(len(old)) if i != row]
         stacks = [stack for stack in self._stacks if stack is not old]
         self._stacks = _merged([*stacks, *([old.select(rest)] if rest else []), new])

@@ -16,13 +16,20 @@ import numpy.typing as npt
 import torch
 
 from fissile._common.cores import cores
-from fissile.bank.matrices import WideLayer, first_index, linear_layers, read, stages, write
-from fissile.bank.record import Record
 from fissile.bank.spec import Data, Dense, Expand
-from fissile.bank.stack import Stack
+from fissile.bank.stack import (
+    Stack,
+    WideLayer,
+    first_index,
+    linear_layers,
+    read,
+    stages,
+    write,
+)
 
 if TYPE_CHECKING:
     from fissile.bank.cpu import Samples
+    from fissile.bank.engines import Record
 
 __all__ = ["can", "run"]
 

@@ -4,24 +4,58 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fissile._common.errors import FissileError
-from fissile.bank import cpu_engine, gpu_engine, plain
-from fissile.bank.record import Record
+from fissile.bank import cpu_engine, gpu_engine, torch_engine
 from fissile.bank.stack import Stack
 
-__all__ = ["ENGINES", "Record", "check", "run"]
+__all__ = ["ENGINES", "Record", "check", "deferred_sigint", "run"]
 
 _log = logging.getLogger("fissile")
 
 ENGINES = ("auto", "plain")
-Engine = Callable[[Stack, int, plain.OnEpochs, torch.device], None]
+Engine = Callable[[Stack, int, torch_engine.OnEpochs, torch.device], None]
+
+
+class Record(Protocol):
+    """Takes the curves of some networks over the epochs they have just finished."""
+
+    def __call__(
+        self,
+        members: Sequence[int],
+        accuracy: Sequence[Sequence[float]],
+        loss: Sequence[Sequence[float]],
+        steps: int,
+    ) -> None:
+        """Add one row of each curve per network; ``steps`` counts the steps of all together."""
+
+
+@contextmanager
+def deferred_sigint() -> Iterator[threading.Event]:
+    """Turn Ctrl-C into an event while the block runs, however often it is pressed.
+
+    >>> with deferred_sigint() as stop:
+    ...     while not stop.is_set():
+    ...         step()
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # signals are the main thread's alone
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def check(engine: str) -> str:
@@ -55,7 +89,7 @@ def run(
     while others:
         stack = others.pop(0)
         on_chip = auto and kind == "cuda" and gpu_engine.can(stack)
-        how = partial(gpu_engine.run if on_chip else plain.run, stop=stop)
+        how = partial(gpu_engine.run if on_chip else torch_engine.run, stop=stop)
         others = _run_one(stacks, stack, until, device, record, how) + others
 
 
@@ -131,7 +165,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _halves(stack: Stack, error: str) -> list[Stack]:
-    plain.move(stack, torch.device("cpu"))
+    stack.to(torch.device("cpu"))
     if len(stack) == 1:
         raise FissileError(
             "not even one network of this bank fits into memory: use a smaller batch or network, "

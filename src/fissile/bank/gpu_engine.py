@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from fissile._common.random import order_keys
-from fissile.bank.matrices import WideLayer, linear_layers, read, relus, write
-from fissile.bank.plain import OnEpochs, move
 from fissile.bank.spec import Dense, Expand
-from fissile.bank.stack import Stack
+from fissile.bank.stack import Stack, WideLayer, linear_layers, read, relus, write
 from fissile.layers import SparseLinear
 
 if TYPE_CHECKING:
     from fissile.bank.gpu import DataSets, Networks
+    from fissile.bank.torch_engine import OnEpochs
 
 __all__ = ["can", "run", "run_together", "together"]
 
@@ -82,7 +81,7 @@ def run_together(
 ) -> None:
     """Train a group of stacks in the same launches; see :func:`together`."""
     for stack in stacks:
-        move(stack, device)
+        stack.to(device)
     job = _Job(stacks, device)
     try:
         while job.epoch < until:

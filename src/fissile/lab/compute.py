@@ -14,7 +14,7 @@ from torch import Tensor
 from fissile._common.errors import FissileError
 from fissile.bank import Arm as BankArm
 from fissile.bank import Bank, Dense, DropConnect, Dynamic, Expand, Spec
-from fissile.bank.progress import quiet
+from fissile.bank.bank import Quiet
 from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.budget_search import contest
@@ -210,7 +210,7 @@ def _criterion(
     }
 
 
-class _Share(quiet):
+class _Share(Quiet):
     """Turns a bank's progress into the share of a batch that is done."""
 
     def __init__(self, on_steps: OnSteps | None, epochs: int) -> None:

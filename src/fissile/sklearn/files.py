@@ -18,7 +18,7 @@ from torch.optim import Adam
 
 import fissile.io.files
 from fissile._common.errors import FileError, needs
-from fissile.bank.sparse.module import SparseNet
+from fissile.bank.sparse import SparseNet
 from fissile.bank.sparse.plan import Plan, Prune, Saliency
 from fissile.expansion.budget import nonzeros
 from fissile.layers import all_weights

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from fissile._common.errors import FissileError, whole
-from fissile.bank.sparse.module import SparseNet, module_of
+from fissile.bank.sparse import SparseNet, module_of
 from fissile.bank.sparse.plan import Plan
-from fissile.bank.sparse.recipe import plans as recommended
+from fissile.bank.sparse.presets import plans as recommended
 from fissile.bank.sparse.train import train
 from fissile.data.sets import chunks
 from fissile.sklearn.samples import can_hold_out, logits, parted

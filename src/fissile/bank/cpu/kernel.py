@@ -20,11 +20,24 @@ from fissile.bank.cpu.instructions import (
     push,
     turn,
 )
-from fissile.bank.cpu.layout import Architecture, Array, Samples, Wiring
-from fissile.bank.cpu.loss import loss_and_gradient
-from fissile.bank.cpu.norm import add_normalized, normalize
-from fissile.bank.cpu.order import fill_keys, fill_order
-from fissile.bank.cpu.scratch import BLOCK, Scratch, blocks, make_scratch
+from fissile.bank.cpu.layout import (
+    BLOCK,
+    Architecture,
+    Array,
+    Samples,
+    Scratch,
+    Wiring,
+    blocks,
+    make_scratch,
+)
+from fissile.bank.cpu.ops import (
+    adam,
+    add_normalized,
+    fill_keys,
+    fill_order,
+    loss_and_gradient,
+    normalize,
+)
 
 __all__ = ["Dials", "Trained", "train_networks"]
 
@@ -325,20 +338,6 @@ def _add_absolute(net: _Net, w: Array, grad_w: Array, l1: float) -> None:
 
 
 @inner
-def _adam(theta: Array, m: Array, v: Array, grad: Array, step: int, lr: float, l2: float) -> None:
-    """Take one step of torch.optim.Adam, with the gradient of L2 added on the way."""
-    real = theta.dtype.type
-    beta1, beta2, eps, twice = real(1 - 0.9), real(0.999), real(1e-8), real(2 * l2)
-    rest, rate = real(1 - 0.999), real(lr / (1 - 0.9**step))
-    root = real(np.sqrt(1 - 0.999**step))
-    for i in range(len(theta)):
-        g = grad[i] + twice * theta[i]
-        m[i] += (g - m[i]) * beta1
-        v[i] = v[i] * beta2 + rest * g * g
-        theta[i] -= rate * (m[i] / (np.sqrt(v[i]) / root + eps))
-
-
-@inner
 def _take(order: Array, begin: int, count: int, y: Array, rows: Array, labels: Array) -> None:
     """Note the tile's samples and labels; a tile that is not full repeats its last sample."""
     for k in range(LANES):
@@ -448,7 +447,7 @@ def _train(
             _add_absolute(net, w, grad_w, how.l1)
             if how.orthogonal > 0:
                 _add_orthogonal(net, w, grad_w, how.orthogonal, dense, gram, line)
-            _adam(theta, m, v, scratch.grad, step, how.lr, how.l2)
+            adam(theta, m, v, scratch.grad, step, how.lr, how.l2)
         if not abs(total) < np.inf or not _all_finite(theta):
             _go_back(kept, theta, m, v)
             return epoch, done

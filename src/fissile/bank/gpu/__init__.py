@@ -19,7 +19,8 @@ from torch import Tensor
 
 from fissile._common.errors import FissileError, whole
 from fissile._common.random import ROUNDS, order_shape
-from fissile.bank.gpu.kernel import train_kernel
+from fissile.bank.gpu.kernels import train_kernel
+from fissile.bank.step import BETA1, BETA2
 
 __all__ = ["DataSets", "Networks", "Outcome", "fits", "padded", "train"]
 
@@ -147,7 +148,7 @@ def train(
     # float64, where 1 - 0.999 is exact; and epochs in one launch are those of several, bit by bit.
     before = -(-samples // batch) * torch.arange(epochs, device=networks.step.device)
     steps_so_far = (networks.step[:, None, None] + before[:, None]).double()
-    betas = torch.tensor([0.9, 0.999], dtype=torch.float64, device=steps_so_far.device)
+    betas = torch.tensor([BETA1, BETA2], dtype=torch.float64, device=steps_so_far.device)
     h, d, c = padded(hidden, inputs, outputs, networks.orthogonal is not None)
     default_chunk, default_warps = _suiting(count, h, d, c)
     chunk, num_warps = chunk or default_chunk, num_warps or default_warps

@@ -6,21 +6,28 @@ matrix to the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fissile._common.errors import FissileError
 from fissile._common.random import hash32, noise
 from fissile._common.shapes import Bool, Float, Int
-from fissile.bank.sparse.adam import Moments, Rates, adam, unbiased
-from fissile.bank.sparse.loss import error
 from fissile.bank.sparse.masks import alive, count, sown
 from fissile.bank.sparse.plan import Plan, Schedule, SplitAt
+from fissile.bank.step import (
+    AdamMoments,
+    Rates,
+    bias_corrections,
+    guess,
+    logit_gradient,
+    masked_adam,
+)
+from fissile.layers import MaskedLinear
 
-__all__ = ["Stack"]
+__all__ = ["SparseNet", "Stack", "module_of"]
 
 #: Of absolute weights, until it has been steered.
 _FIRST_PENALTY = 1e-3
@@ -51,11 +58,11 @@ class Stack:
         self.penalty = self.each(lambda plan: _FIRST_PENALTY * plan.l1)
         self.still = torch.zeros_like(self.decay)
         self.pruned = self.each(lambda plan: plan.prune is not None).bool()
-        self.unbias = unbiased(steps).to(device)
+        self.unbias = bias_corrections(steps).to(device)
         self.rates = self._rates()
         self.listens = any(p.rewire and p.rewire.grow == "gradient" for p in plans)
         for plan in plans:
-            _check(plan, inputs, outputs)
+            _check_plan(plan, inputs, outputs)
         self._make()
 
     # --- first weights
@@ -79,7 +86,7 @@ class Stack:
         for erdos_renyi in (False, True):
             self._sow("erdos-renyi" if erdos_renyi else "uniform", erdos_renyi)
         self.moments = {
-            name: Moments(torch.zeros_like(one), torch.zeros_like(one))
+            name: AdamMoments(torch.zeros_like(one), torch.zeros_like(one))
             for name, one in self.weights.items()
         }
         self.hear()
@@ -157,7 +164,7 @@ class Stack:
     ) -> None:
         """Make a step on a batch of every seed, whose samples may count differently."""
         found, said = self.logits(x)
-        off = error(found, targets, self.smooth)
+        off = logit_gradient(found, targets, self.smooth)
         if weights is not None:
             off = off * weights.repeat_interleave(len(self.plans), 0).unsqueeze(1)
         gradients = {"out": off.sum(-1)}
@@ -185,7 +192,7 @@ class Stack:
             rates = Rates(lr, decay, self.penalty, unbias, step)
             penalised = self.plan.l1 and name == "direct"
             mask = self.masks.get(name)
-            adam(weight, gradients[name], self.moments[name], mask, rates, l1=penalised)
+            masked_adam(weight, gradients[name], self.moments[name], mask, rates, l1=penalised)
         for name, heard in self.gradients.items():
             heard.copy_(gradients[name])
 
@@ -211,7 +218,7 @@ class Stack:
         right = torch.zeros(self.networks, dtype=torch.long, device=self.device)
         for begin in range(0, len(x), part):
             some = x[begin : begin + part].unsqueeze(0)
-            right += (_guess(self.logits(some)[0]) == y[begin : begin + part]).sum(-1)
+            right += (guess(self.logits(some)[0], 1) == y[begin : begin + part]).sum(-1)
         return (right.double() / len(x)).view(len(self.seeds), -1)
 
     def nonzeros(self) -> Int[Tensor, "seeds plans"]:
@@ -232,7 +239,7 @@ class Stack:
         return torch.stack(sound).all(0).view(len(self.seeds), -1)
 
 
-def _check(plan: Plan, inputs: int, outputs: int) -> None:
+def _check_plan(plan: Plan, inputs: int, outputs: int) -> None:
     """Refuse a plan that would end with more than its budget."""
     if plan.budget <= outputs:
         raise FissileError(
@@ -261,5 +268,136 @@ def _course(
     return torch.tensor([plan.rate(step / steps) for step in range(steps)])
 
 
-def _guess(logits: Float[Tensor, "networks outputs samples"]) -> Int[Tensor, "networks samples"]:
-    return (logits.squeeze(1) > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+# --- a network out of a stack
+
+
+class SparseNet(nn.Module):
+    """Sparse layers side by side: through hidden neurons, directly, or both.
+
+    >>> net = SparseNet(None, None, MaskedLinear(torch.ones(1, 2), torch.tensor([[True, False]])))
+    >>> net(torch.tensor([[1.0, 2.0]]))
+    tensor([[1.]], grad_fn=...)
+
+    Args:
+        hidden: from the inputs to the hidden neurons; with a bias they are ReLUs, without one they
+            are linear.
+        second: from there to the outputs, with their bias.
+        direct: from the inputs to the outputs; the bias is here where nothing is hidden.
+    """
+
+    hidden: MaskedLinear | None
+    second: MaskedLinear | None
+    direct: MaskedLinear | None
+
+    def __init__(
+        self,
+        hidden: MaskedLinear | None,
+        second: MaskedLinear | None,
+        direct: MaskedLinear | None,
+    ) -> None:
+        super().__init__()
+        self.hidden, self.second, self.direct = hidden, second, direct
+        _check_layers(hidden, second, direct)
+
+    @classmethod
+    def empty(cls, shapes: Mapping[str, Sequence[int]]) -> SparseNet:
+        """Make a network of ReLUs without weights, to be filled, from its weights' shapes.
+
+        >>> SparseNet.empty({"hidden.weight": (16, 64), "second.weight": (10, 16)})
+        """
+        alone = "hidden.weight" not in shapes
+        return cls(
+            _empty("hidden", shapes), _empty("second", shapes), _empty("direct", shapes, bias=alone)
+        )
+
+    @property
+    def inputs(self) -> int:
+        """How many features go in."""
+        layer = self.hidden or self.direct
+        assert layer is not None
+        return layer.in_features
+
+    @property
+    def outputs(self) -> int:
+        """How many logits come out."""
+        layer = self.second or self.direct
+        assert layer is not None
+        return layer.out_features
+
+    @property
+    def neurons(self) -> int:
+        """How many hidden neurons there are."""
+        return 0 if self.hidden is None else self.hidden.out_features
+
+    def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        """Return the logits."""
+        if self.hidden is None or self.second is None:
+            assert self.direct is not None
+            logits: Tensor = self.direct(x)
+            return logits
+        said = self.hidden(x)
+        logits = self.second(said if self.hidden.bias is None else said.relu())
+        return logits if self.direct is None else logits + self.direct(x)
+
+
+@torch.no_grad()
+def module_of(stack: Stack, index: int, scale: float = 1.0) -> SparseNet:
+    """Take one network out of a stack, on the CPU, without its dead neurons.
+
+    >>> [(stack, places)] = train([plan], seeds, x / 255, y, outputs=10)
+    >>> module_of(stack, 0, scale=255)(x)  # as it was trained on x / 255
+
+    Networks of a seed lie side by side: ``index`` is the seed's place times the number of plans,
+    plus the plan's. Inputs that were divided by ``scale`` are now taken as they are.
+    """
+    weights = {name: one[index].cpu() for name, one in stack.weights.items()}
+    masks = {name: one[index].cpu() for name, one in stack.masks.items()}
+    out, hidden, second = weights["out"], None, None
+    if "first" in masks:
+        sees, bias = masks["first"].any(-1), weights.get("bias")
+        if bias is not None:  # a neuron that sees nothing says the same of everything
+            out = out + (weights["second"] * masks["second"])[:, ~sees] @ bias[~sees].relu()
+        on = sees & masks["second"].any(-2)
+        if bool(on.any()):
+            first = _divided(weights["first"][on], scale)
+            hidden = MaskedLinear(first, masks["first"][on], None if bias is None else bias[on])
+            second = MaskedLinear(weights["second"][:, on], masks["second"][:, on], out)
+    direct = None
+    if "direct" in masks or hidden is None:
+        nothing = torch.zeros(stack.outputs, stack.inputs)
+        weight = _divided(weights.get("direct", nothing), scale)
+        direct = MaskedLinear(
+            weight, masks.get("direct", nothing.bool()), out if second is None else None
+        )
+    return SparseNet(hidden, second, direct)
+
+
+def _divided(weight: Tensor, scale: float) -> Tensor:
+    return (weight.double() / scale).to(weight.dtype)
+
+
+def _empty(
+    name: str, shapes: Mapping[str, Sequence[int]], *, bias: bool = True
+) -> MaskedLinear | None:
+    if f"{name}.weight" not in shapes:
+        return None
+    shape = shapes[f"{name}.weight"]
+    if len(shape) != 2 or min(shape) < 1:
+        raise FissileError(f"{name}.weight is no matrix, but of shape {tuple(shape)}")
+    weight = torch.zeros(*shape)
+    return MaskedLinear(weight, weight.bool(), torch.zeros(shape[0]) if bias else None)
+
+
+def _check_layers(
+    hidden: MaskedLinear | None, second: MaskedLinear | None, direct: MaskedLinear | None
+) -> None:
+    if (hidden is None) != (second is None) or (hidden is None and direct is None):
+        raise FissileError("a network needs hidden and second, or direct, or all three")
+    if hidden is None or second is None:
+        return
+    fits = hidden.out_features == second.in_features
+    if direct is not None:
+        sizes = hidden.in_features, second.out_features
+        fits = fits and sizes == (direct.in_features, direct.out_features)
+    if not fits:
+        raise FissileError("the layers do not fit each other")

@@ -6,8 +6,7 @@
 >>> trained[0]["random"].accuracy[-1]
 """
 
-from fissile.bank.vision.backbone import ConvNet
-from fissile.bank.vision.images import Images
+from fissile.bank.vision.convnet import ConvNet, Images
 from fissile.bank.vision.train import Network, Trained, train
 
 __all__ = ["ConvNet", "Images", "Network", "Trained", "train"]

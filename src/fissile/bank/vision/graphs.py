@@ -1,24 +1,391 @@
-"""Networks on a GPU, side by side: each step of each is one CUDA graph on a stream of its own."""
+"""Networks on a GPU, side by side: each step of each is one CUDA graph on a stream of its own.
+
+A graph replays launches on fixed addresses. So a network's weights lie in one flat tensor
+(:class:`Flat`) that never moves, a step (:class:`Step`) is few kernels, and counters on the device
+say which images come next.
+"""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional
+from torch.optim import Adam
 
-from fissile.bank.loop import Recipe
-from fissile.bank.vision.images import Images, image_order
-from fissile.bank.vision.job import Job, Outcome
-from fissile.bank.vision.step import Resident, Step, batch_sizes
+from fissile.bank.gpu.kernels import flat_adam_kernel
+from fissile.bank.loop import Recipe, penalty, task_loss
+from fissile.bank.step import captured
+from fissile.bank.vision.convnet import Images, image_order
+from fissile.bank.vision.norm import Norm, evaluated, normed
+from fissile.bank.vision.train import Job, Outcome
+from fissile.layers.mlp import first_hidden
 
-__all__ = ["GraphRunner", "Graphs"]
+__all__ = ["Flat", "GraphRunner", "Graphs", "Resident", "Step", "batch_sizes"]
 
+#: The 27 numbers of a first layer's kernel are padded to this many, which tensor cores need.
+PATCH = 32
+_ALIGN = 64
+_BLOCK = 1024
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+#: Test images that are classified at once.
+_MANY = 1000
+_PIXELS = 64
+#: More than there are blocks of channels in any reduction.
+_BLOCKS = 1024
 #: How many steps the processor may be ahead: enough never to wait, few enough for Ctrl-C.
 _AHEAD = 64
+
+
+# --- all weights of a network in one tensor
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a parameter lies in the flat tensors; a kernel's channels come last.
+
+    Kernels of 1x1 and of the first layer lie as matrices, since they act as such.
+    """
+
+    begin: int
+    shape: tuple[int, ...]  # as the parameter has it
+    room: tuple[int, ...]  # as it lies in memory
+
+    @property
+    def end(self) -> int:
+        return self.begin + math.prod(self.room)
+
+    def whole(self, flat: Tensor) -> Tensor:
+        """Return the parameter's part of a flat tensor as it is multiplied, with what pads it."""
+        part = flat[self.begin : self.end].view(self.room)
+        return part.permute(0, 3, 1, 2) if len(self.room) == 4 else part
+
+    def view(self, flat: Tensor) -> Tensor:
+        """Return the parameter's part of a flat tensor, in the parameter's shape."""
+        part = self.whole(flat)
+        if len(self.shape) == 4 and len(self.room) == 2:
+            _, inputs, *kernel = self.shape
+            part = part[:, : math.prod(self.shape[1:])].unflatten(1, (*kernel, inputs))
+            part = part.permute(0, 3, 1, 2)
+        return part
+
+
+class Flat:
+    """A network's weights on a device, and its Adam as one kernel.
+
+    What pads a tensor is zero and has no gradient, so it stays zero by itself.
+    """
+
+    def __init__(
+        self, model: nn.Module, adam: Adam, first: nn.Parameter, device: torch.device,
+        dtype: torch.dtype, recipe: Recipe,
+    ) -> None:  # fmt: skip
+        self.parameters, self.adam, self.recipe = list(model.parameters()), adam, recipe
+        self.places, self.kernels = _places(self.parameters)
+        self.first = self.places[[p is first for p in self.parameters].index(True)]
+        size = max(place.end for place in self.places)
+        self.weights, self.grads, self.means, self.squares = (
+            torch.zeros(size, device=device) for _ in range(4)
+        )
+        kernels = self.weights[: self.kernels]
+        self.low = kernels if dtype == torch.float32 else kernels.to(dtype)
+        self.low_grads = torch.zeros_like(self.low)
+        self._fetch()
+        self.leaves: list[Tensor] = []
+        self.slots: list[Tensor] = []
+        for place in self.places:
+            low = len(place.shape) == 4
+            weights, grads = (self.low, self.low_grads) if low else (self.weights, self.grads)
+            self.leaves.append(place.whole(weights).detach().requires_grad_())
+            self.slots.append(place.whole(grads))
+
+    @torch.no_grad()
+    def _fetch(self) -> None:
+        """Bring weights and moments from their home."""
+        for place, parameter in zip(self.places, self.parameters, strict=True):
+            place.view(self.weights).copy_(parameter)
+            state = self.adam.state.get(parameter, {})
+            for flat, key in zip((self.means, self.squares), _MOMENTS, strict=True):
+                if key in state:
+                    place.view(flat).copy_(state[key])
+        self.low.copy_(self.weights[: self.kernels])
+
+    @torch.no_grad()
+    def home(self, steps: int) -> None:
+        """Bring weights and moments home, after so many steps of Adam in all."""
+        for place, parameter in zip(self.places, self.parameters, strict=True):
+            parameter.copy_(place.view(self.weights))
+            moments = (place.view(flat) for flat in (self.means, self.squares))
+            held = [torch.empty_like(parameter).copy_(moment) for moment in moments]
+            self.adam.state[parameter] = {
+                "step": torch.tensor(float(steps)), **dict(zip(_MOMENTS, held, strict=True)),
+            }  # fmt: skip
+
+    def step(self, grads: tuple[Tensor, ...], counters: Tensor) -> None:
+        """Make a step of Adam with the leaves' gradients."""
+        # One dtype at a time: PyTorch copies a mixed list tensor by tensor.
+        for dtype in {self.low.dtype, self.grads.dtype}:
+            pairs = [(s, g) for s, g in zip(self.slots, grads, strict=True) if s.dtype == dtype]
+            torch._foreach_copy_([slot for slot, _ in pairs], [grad for _, grad in pairs])
+        size, recipe = len(self.weights), self.recipe
+        flat_adam_kernel[(triton.cdiv(size, _BLOCK),)](
+            self.weights, self.low, self.low_grads, self.grads, self.means, self.squares, counters,
+            recipe.lr, 2 * recipe.l2, recipe.l1, self.first.begin, self.first.end, self.kernels,
+            size, COPY=self.low.dtype != self.weights.dtype, BLOCK=_BLOCK, num_warps=4,
+        )  # fmt: skip
+
+
+def _places(parameters: list[nn.Parameter]) -> tuple[list[_Place], int]:
+    """Find a place for every parameter, kernels first, and where the kernels end."""
+    rooms = [_room(tuple(parameter.shape)) for parameter in parameters]
+    begins, begin, kernels = [0] * len(rooms), 0, 0
+    for i in sorted(range(len(rooms)), key=lambda i: parameters[i].ndim < 4):  # keeps their order
+        begins[i] = begin
+        begin += -(-math.prod(rooms[i]) // _ALIGN) * _ALIGN
+        kernels = begin if parameters[i].ndim == 4 else kernels
+    places = zip(begins, parameters, rooms, strict=True)
+    return [_Place(begin, tuple(p.shape), room) for begin, p, room in places], kernels
+
+
+def _room(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) < 4:
+        return shape
+    outputs, inputs, *kernel = shape
+    if kernel == [1, 1]:
+        return outputs, inputs
+    return (outputs, PATCH) if inputs == 3 else (outputs, *kernel, inputs)
+
+
+# --- one step
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gather_kernel(  # type: ignore[no-untyped-def]
+    images, labels, order, counters, scale, out, target, H: tl.constexpr, W: tl.constexpr,
+    ROOM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy the next images of the order: bytes to numbers, each pixel with its 3x3 neighbours.
+
+    A row below zero, ``~row``, stands for the mirrored image.
+    """
+    i = tl.program_id(0)
+    row = tl.load(order + tl.load(counters) + i)
+    mirrored = row < 0
+    row = tl.where(mirrored, -1 - row, row)
+    pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    entry = tl.arange(0, ROOM)  # 3 rows x 3 columns x 3 colours; the rest is zero
+    colour = entry % 3
+    y = (pixel // W)[:, None] + (entry // 9)[None, :] - 1
+    x = (pixel % W)[:, None] + (entry // 3 % 3)[None, :] - 1
+    real = (pixel < H * W)[:, None] & (entry < 27)[None, :]
+    real = real & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+    column = tl.where(mirrored, W - 1 - x, x)
+    at = row * (H * W * 3) + (y * W + column) * 3 + colour[None, :]
+    value = tl.load(images + at, mask=real, other=0).to(tl.float32)
+    factor, shift = tl.load(scale + colour), tl.load(scale + 3 + colour)
+    value = tl.where(real, value * factor[None, :] + shift[None, :], 0.0)
+    at = (i * H * W + pixel)[:, None] * ROOM + entry[None, :]
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=(pixel < H * W)[:, None])
+    if tl.program_id(1) == 0:
+        tl.store(target + i, tl.load(labels + row))
+
+
+class Resident:
+    """The data on the device, as bytes."""
+
+    def __init__(self, images: Images, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self.x, self.y = images.x.to(device), images.y.to(device)
+        self.x_test, self.y_test = images.x_test.to(device), images.y_test.to(device)
+        mean, deviation = images.scale()
+        # What a byte is multiplied by, and what is added.
+        self.scale = torch.stack([1 / (255 * deviation), -mean / deviation]).to(device)
+        self.tests = torch.arange(len(self.y_test), device=device)
+        self.starts = self.tests[::_MANY].split(1)
+
+    def batch(self, count: int, order: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather the next images of an order and their labels; a counter says where it is."""
+        return self._gathered(self.x, self.y, count, order, counters)
+
+    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gather the test images and their labels, many at a time."""
+        for number, start in enumerate(self.starts):
+            count = min(_MANY, len(self.y_test) - number * _MANY)
+            yield self._gathered(self.x_test, self.y_test, count, self.tests, start)
+
+    def _gathered(
+        self, images: Tensor, labels: Tensor, count: int, order: Tensor, counters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        _, height, width, _ = images.shape
+        x = torch.empty(count, height, width, PATCH, dtype=self.dtype, device=self.device)
+        y = torch.empty(count, dtype=torch.long, device=self.device)
+        _gather_kernel[(count, triton.cdiv(height * width, _PIXELS))](
+            images, labels, order, counters, self.scale, x, y, H=height, W=width, ROOM=PATCH,
+            BLOCK=_PIXELS, num_warps=4,
+        )  # fmt: skip
+        return x, y
+
+
+class _Patches(Function):
+    """The first convolution: each pixel's neighbours times a matrix.
+
+    cuDNN took as long for the gradient of this kernel as for one with sixty-four inputs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return functional.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[None, Tensor]:
+        (x,) = ctx.saved_tensors
+        pixels = x.numel() // x.shape[-1]
+        parts = math.gcd(pixels, 128)  # one long sum would keep a single multiprocessor busy
+        dy = slopes[0].reshape(parts, pixels // parts, -1)
+        return None, torch.bmm(dy.mT, x.view(parts, pixels // parts, -1)).sum(0)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    weight: Tensor
+    norm: Norm
+
+
+class Step:
+    """A job's network on a device: :meth:`train` makes a step, wherever its counters stand."""
+
+    def __init__(self, job: Job, data: Resident, recipe: Recipe) -> None:
+        self.job, self.data, self.recipe = job, data, recipe
+        device = data.device
+        first = first_hidden(job.model.head).get_parameter("weight")
+        assert isinstance(first, nn.Parameter)
+        self.flat = Flat(job.model, job.adam, first, device, data.dtype, recipe)
+        self.head = copy.deepcopy(job.model.head).to(device)
+        self._share_head()
+        self.order = torch.zeros(len(data.y), dtype=torch.long, device=device)
+        done = int(job.adam.state[first]["step"]) if first in job.adam.state else 0
+        self.counters = torch.tensor([0, done], device=device)  # in the order; steps of Adam
+        self.advance = {
+            count: torch.tensor([count, 1], device=device)
+            for count in set(batch_sizes(len(data.y), recipe.batch))
+        }
+        self.loss = torch.zeros((), device=device)
+        self.right = torch.zeros((), dtype=torch.long, device=device)
+        self.layers = self._layers()
+
+    def _share_head(self) -> None:
+        """Put the head's parameters where all weights are; they are leaves as they are."""
+        leaves, parameters = self.flat.leaves, list(self.head.parameters())
+        for parameter, leaf in zip(parameters, leaves[-len(parameters) :], strict=True):
+            parameter.data = leaf.detach()
+        leaves[-len(parameters) :] = parameters
+
+    def _layers(self) -> list[_Layer]:
+        leaves = iter(self.flat.leaves)
+        finished = torch.zeros(_BLOCKS, dtype=torch.int32, device=self.data.device)
+        layers: list[_Layer] = []
+        for module in self.job.model.backbone:
+            if isinstance(module, nn.MaxPool2d):
+                layers[-1] = replace(layers[-1], norm=replace(layers[-1].norm, pool=True))
+            if isinstance(module, nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
+                weight, gamma, beta = next(leaves), next(leaves), next(leaves)
+                norm = Norm(
+                    gamma,
+                    beta,
+                    module.running_mean.to(gamma.device, copy=True),
+                    module.running_var.to(gamma.device, copy=True),
+                    momentum=module.momentum or 0.0,
+                    eps=module.eps,
+                    pool=False,
+                    finished=finished,
+                    batch=self.recipe.batch,
+                )
+                layers.append(_Layer(weight, norm))
+        return layers
+
+    def train(self, count: int) -> None:
+        """Train on the next ``count`` samples of the order."""
+        x, y = self.data.batch(count, self.order, self.counters)
+        loss = task_loss(self._logits(x, training=True), y)
+        total = loss
+        if self.recipe.orthogonal:  # the rest of the penalty goes straight to the gradient
+            total = loss + penalty(self.head, replace(self.recipe, l1=0, l2=0))
+        grads = torch.autograd.grad(total, self.flat.leaves)
+        self.flat.step(grads, self.counters)
+        self.loss.add_(loss.detach(), alpha=count / len(self.data.y))
+        self.counters.add_(self.advance[count])
+
+    def _logits(self, x: Tensor, training: bool) -> Tensor:
+        norm = normed if training else evaluated
+        first, *middle, last = self.layers
+        y: Tensor = _Patches.apply(x, first.weight)  # type: ignore[no-untyped-call]
+        x = norm(y.permute(0, 3, 1, 2), first.norm)
+        for layer in middle:
+            x = norm(functional.conv2d(x, layer.weight, padding=1), layer.norm)
+        # A 1x1 convolution is a matrix product over the pixels.
+        y = functional.linear(x.permute(0, 2, 3, 1), last.weight)
+        x = norm(y.permute(0, 3, 1, 2), last.norm)
+        features = x.mean((2, 3), dtype=torch.float32)
+        logits: Tensor = self.head(features)
+        return logits
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        """Count the test images that are classified rightly."""
+        self.right.zero_()
+        for x, y in self.data.test_batches():
+            self.right += (self._logits(x, training=False).argmax(1) == y).sum()
+
+    def finite(self) -> Tensor:
+        """Tell whether all numbers are."""
+        parts = [self.flat.weights, self.loss.view(1)]
+        parts += [running for layer in self.layers for running in (layer.norm.mean, layer.norm.var)]
+        return torch.stack([torch.isfinite(part).all() for part in parts]).all()
+
+    def state(self) -> list[Tensor]:
+        """Return all that training changes."""
+        flat = self.flat
+        running = [part for layer in self.layers for part in (layer.norm.mean, layer.norm.var)]
+        return [flat.weights, flat.means, flat.squares, self.counters, *running]
+
+    @torch.no_grad()
+    def home(self) -> None:
+        """Bring everything home to the job."""
+        steps = int(self.counters[1])
+        self.flat.home(steps)
+        norms = (m for m in self.job.model.backbone if isinstance(m, nn.BatchNorm2d))
+        for module, layer in zip(norms, self.layers, strict=True):
+            for buffer, value in (
+                (module.running_mean, layer.norm.mean), (module.running_var, layer.norm.var)
+            ):  # fmt: skip
+                assert buffer is not None
+                buffer.copy_(value)
+            assert module.num_batches_tracked is not None
+            module.num_batches_tracked.fill_(steps)
+
+
+def batch_sizes(samples: int, batch: int) -> list[int]:
+    """Return the sizes of an epoch's batches; the last may be smaller.
+
+    >>> batch_sizes(10, 4)
+    [4, 4, 2]
+    """
+    return [min(batch, samples - start) for start in range(0, samples, batch)]
+
+
+# --- networks side by side
 
 
 class Graphs:
@@ -76,12 +443,8 @@ class GraphRunner:
             self.graphs[count] = self._recorded(count)
 
     def _recorded(self, count: int) -> torch.cuda.CUDAGraph:
-        # torch.cuda.graph would also collect garbage and stop all other streams.
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.stream), exact_and_tuned():
-            graph.capture_begin()
-            self.step.train(count)
-            graph.capture_end()
+        with exact_and_tuned():
+            graph, _ = captured(lambda: self.step.train(count), self.stream)
         return graph
 
     def steps(self, epoch: int) -> Iterator[None]:

@@ -1,32 +1,49 @@
-"""Training convolutional networks: one warm-up each, then every arm, side by side on a GPU."""
+"""Training convolutional networks: one warm-up each, then every arm, side by side on a GPU.
+
+:class:`Loop` is an ordinary PyTorch loop for any device. On a GPU with Triton,
+:class:`fissile.bank.vision.graphs.Graphs` takes its place and must agree with it.
+"""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
+from torch.optim import Adam
 
 from fissile._common.errors import FissileError, whole
-from fissile.bank.loop import Recipe
-from fissile.bank.spec import Arm
-from fissile.bank.vision.backbone import SHRINKS, ConvNet
-from fissile.bank.vision.images import Images
-from fissile.bank.vision.job import Job, Runner, check_arm, make_adam
-from fissile.bank.vision.plain import Plain
+from fissile.bank.loop import Recipe, penalty, task_loss
+from fissile.bank.spec import Arm, Dense, Expand
+from fissile.bank.vision.convnet import SHRINKS, ConvNet, Images, image_order, scaled, taken
 from fissile.expansion.budget import nonzeros
+from fissile.expansion.expand import expand
 
-__all__ = ["Network", "Trained", "train"]
+__all__ = [
+    "SIDE_BY_SIDE",
+    "Job",
+    "Loop",
+    "Network",
+    "Outcome",
+    "Runner",
+    "Trained",
+    "make_adam",
+    "train",
+]
 
 Precision = Literal["auto", "float32", "bfloat16"]
 #: Networks at once on a GPU, which a batch of one does not fill: 3, 4 and 5 train 105,608, 112,634
 #: and 116,415 images/s on an H200.
 SIDE_BY_SIDE = 5
+#: Test images that are classified at once.
+_MANY = 500
 
 
 @dataclass(frozen=True)
@@ -59,10 +76,6 @@ class Trained:
     nonzeros: int  # weights of the head that exist
     diverged: bool
     model: ConvNet  # on the CPU
-
-
-class _Engine(Protocol):
-    def start(self, job: Job) -> Runner: ...
 
 
 def train(
@@ -212,7 +225,7 @@ def _engine(
         return Graphs(data, recipe, device, dtype, together, mirror=mirror)
     if precision == "bfloat16":
         raise FissileError("bfloat16 needs device='cuda' and Triton; use precision='auto'")
-    return Plain(data, recipe, device, mirror=mirror)
+    return Loop(data, recipe, device, mirror=mirror)
 
 
 def _check(
@@ -238,3 +251,182 @@ def _check(
             "the last batch is a single small image, of which a BatchNorm learns nothing; "
             "use another batch size"
         )
+
+
+# --- a network on its way
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an epoch came to."""
+
+    loss: float  # the mean of the task's loss over the training samples
+    accuracy: float  # on the test set, after the epoch
+
+
+class Runner(Protocol):
+    """A job at work on a device."""
+
+    def steps(self, epoch: int) -> Iterator[None]:
+        """Train one epoch, stopping after each step so that others can go on beside it."""
+
+    def outcome(self) -> Outcome | None:
+        """Return what the epoch came to; if it was not finite, go back to its start: None."""
+
+    def close(self) -> None:
+        """Bring weights and moments home to the job's model and Adam, on the CPU."""
+
+
+@dataclass
+class Job:
+    """A model and its Adam, at home on the CPU, and what is left to do."""
+
+    number: int  # of the network
+    arm: str | None  # None for the warm-up
+    seed: int
+    model: ConvNet
+    adam: Adam
+    epoch: int
+    until: int
+    accuracy: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    diverged: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Tell whether nothing is left to do."""
+        return self.epoch >= self.until
+
+    def record(self, outcome: Outcome | None) -> None:
+        """Take an epoch's outcome; a network that diverged stays as it is, and is done."""
+        self.diverged = outcome is None
+        rest = self.until - self.epoch if outcome is None else 1
+        self.accuracy += [float("nan") if outcome is None else outcome.accuracy] * rest
+        self.loss += [float("nan") if outcome is None else outcome.loss] * rest
+        self.epoch += rest
+
+    def branch(self, name: str, arm: Arm, until: int, recipe: Recipe) -> Job:
+        """Return a copy of this network as the arm makes it; this one stays as it is."""
+        model, adam = copy.deepcopy((self.model, self.adam))
+        if isinstance(arm, Expand) and not self.diverged:
+            how = {"seed": self.seed, "budget": arm.budget, "optimizer": adam}
+            model.head = expand(model.head, arm.alpha, arm.split, **how)  # type: ignore[arg-type]
+            if arm.moments == "fresh":
+                adam = make_adam(model, recipe)
+        return replace(
+            self, arm=name, model=model, adam=adam, until=until,
+            accuracy=list(self.accuracy), loss=list(self.loss),
+        )  # fmt: skip
+
+
+def check_arm(name: str, arm: Arm) -> None:
+    """Refuse the arms that only the bank can train."""
+    if not isinstance(arm, Dense | Expand):
+        raise FissileError(
+            f"arm {name!r}: {type(arm).__name__} cannot be trained with a backbone; "
+            "use Dense or Expand"
+        )
+
+
+def make_adam(model: ConvNet, recipe: Recipe) -> Adam:
+    """Return the recipe's Adam; its L2 term is exactly this coupled weight decay."""
+    return Adam(model.parameters(), recipe.lr, weight_decay=2 * recipe.l2)
+
+
+# --- an ordinary loop
+
+
+class _Engine(Protocol):
+    def start(self, job: Job) -> Runner: ...
+
+
+class Loop:
+    """Trains jobs with an ordinary loop.
+
+    >>> runner = Loop(images, Recipe(), torch.device("cpu")).start(job)
+    """
+
+    def __init__(
+        self, images: Images, recipe: Recipe, device: torch.device, *, mirror: bool = False
+    ) -> None:
+        self.recipe, self.device, self.mirror = recipe, device, mirror
+        self.x, self.y = images.x.to(device), images.y.to(device)
+        self.x_test, self.y_test = images.x_test.to(device), images.y_test.to(device)
+        self.mean, self.deviation = (part.to(device) for part in images.scale())
+
+    def start(self, job: Job) -> LoopRunner:
+        """Bring a job to the device."""
+        return LoopRunner(self, job)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Turn bytes into what a network sees."""
+        return scaled(x, self.mean, self.deviation)
+
+
+class LoopRunner:
+    """One job at work."""
+
+    def __init__(self, engine: Loop, job: Job) -> None:
+        self.engine, self.job = engine, job
+        self.model, self.adam = job.model, job.adam
+        self._move(engine.device)
+        # Adam takes L2 as its decay; what is left of the recipe's penalty is the head's own.
+        self.rest = replace(engine.recipe, l2=0)
+
+    def steps(self, epoch: int) -> Iterator[None]:
+        """Train one epoch."""
+        engine, recipe = self.engine, self.engine.recipe
+        self.before = self._snapshot()
+        self.loss = torch.zeros((), device=engine.device)
+        self.model.train()
+        order = image_order(self.job.seed, epoch, len(engine.y), mirror=engine.mirror)
+        for rows in order.to(engine.device).split(recipe.batch):
+            x, y = taken(engine.x, engine.y, rows)
+            loss = task_loss(self.model(engine.scaled(x)), y)
+            self.adam.zero_grad()
+            (loss + penalty(self.model.head, self.rest)).backward()
+            self.adam.step()
+            self.loss += loss.detach() * len(rows) / len(engine.y)
+            yield
+
+    def outcome(self) -> Outcome | None:
+        """Return what the epoch came to, or go back to its start."""
+        tensors = [self.loss, *self.model.parameters(), *self.model.buffers()]
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+            self._restore(self.before)
+            return None
+        return Outcome(float(self.loss), self._accuracy())
+
+    def close(self) -> None:
+        """Bring the job home."""
+        self._move(torch.device("cpu"))
+
+    @torch.no_grad()
+    def _accuracy(self) -> float:
+        engine = self.engine
+        self.model.eval()
+        right = 0
+        for x, y in zip(engine.x_test.split(_MANY), engine.y_test.split(_MANY), strict=True):
+            logits = self.model(engine.scaled(x))
+            right += int((logits.argmax(1) == y).sum())
+        return right / len(engine.y_test)
+
+    def _move(self, device: torch.device) -> None:
+        self.model.to(device)
+        for state in self.adam.state.values():
+            state.update({k: v.to(device) for k, v in state.items() if k != "step"})
+
+    def _snapshot(self) -> list[Tensor]:
+        return [tensor.detach().clone() for tensor in self._tensors()]
+
+    @torch.no_grad()
+    def _restore(self, saved: list[Tensor]) -> None:
+        if len(saved) < len(self._tensors()):  # it was Adam's first epoch
+            self.adam.state.clear()
+        for tensor, before in zip(self._tensors(), saved, strict=True):
+            tensor.copy_(before)
+
+    def _tensors(self) -> list[Tensor]:
+        states = self.adam.state.values()
+        moments = [value for state in states for value in state.values()]
+        return [*self.model.parameters(), *self.model.buffers(), *moments]

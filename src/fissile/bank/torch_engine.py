@@ -1,4 +1,4 @@
-"""The plain engine: any architecture, any arm, any device, in batched PyTorch operations.
+"""The PyTorch engine: any architecture, any arm, any device, in batched PyTorch operations.
 
 It is the fallback of the bank and what the fast engines are tested against.
 """
@@ -18,13 +18,13 @@ from fissile._common.random import order
 from fissile._common.shapes import Float, Int
 from fissile.bank.spec import Data, Dynamic
 from fissile.bank.stack import Stack
+from fissile.bank.step import Replay, foreach_adam, guess, network_losses, per_network
 from fissile.expansion.rewire import Rewire
 from fissile.layers import SparseLinear, all_weights
 from fissile.layers.mlp import first_hidden
 
-__all__ = ["OnEpochs", "forward", "move", "run"]
+__all__ = ["OnEpochs", "forward", "run"]
 
-_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 #: Numbers held at once when a test set is evaluated, and positions when an order is drawn.
 _CHUNK = 1 << 24
 
@@ -141,7 +141,7 @@ class _Engine:
 
     def __init__(self, stack: Stack, device: torch.device) -> None:
         self.stack, self.device = stack, device
-        move(stack, device)
+        stack.to(device)
         self.train = _sets(stack, lambda data: (data.x, data.y), device)
         self.test = _sets(stack, lambda data: (data.x_test, data.y_test), device)
         self.seeds = stack.seeds.to(device)
@@ -154,8 +154,7 @@ class _Engine:
         self.rewire = self._rewire()
         self.orthogonal = bool((stack.dials.orthogonal != 0).any())
         self.rows = torch.zeros(len(stack), stack.batch, dtype=torch.long, device=device)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.eager = 0
+        self.replay = Replay(lambda: self._step(self.rows), eager=3)
 
     def _rewire(self) -> Rewire | None:
         arm = self.stack.arm
@@ -185,29 +184,13 @@ class _Engine:
         return loss
 
     def _replayed(self, rows: Int[Tensor, "networks batch"]) -> Float[Tensor, " networks"]:
-        """Make a step; on a GPU, after three, record one as a graph that is launched as a whole.
-
-        A step of small networks is some fifty small launches: waiting for them is most of its time.
-        """
+        """Make a step: on a GPU as a CUDA graph, where it can be recorded."""
         whole = rows.shape[1] == self.stack.batch
         streamed = isinstance(self.train.x, np.ndarray)  # reading a file cannot be recorded
         if self.device.type != "cuda" or self.rewire is not None or streamed or not whole:
             return self._step(rows)
         self.rows.copy_(rows)
-        if self.graph is None:
-            self.eager += 1
-            if self.eager <= 3:
-                side = torch.cuda.Stream()
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    loss = self._step(self.rows)
-                torch.cuda.current_stream().wait_stream(side)
-                return loss
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.loss = self._step(self.rows)
-        self.graph.replay()
-        return self.loss
+        return self.replay()
 
     def _batches(self, samples: int) -> Iterator[Int[Tensor, "networks batch"]]:
         """Draw the epoch's order in parts, so that no order is ever held whole for all."""
@@ -219,7 +202,7 @@ class _Engine:
 
     def _step(self, rows: Int[Tensor, "networks batch"]) -> Float[Tensor, " networks"]:
         x, y = self.train.batch(rows)
-        loss = _loss(forward(self.stack.module, x), y)
+        loss = network_losses(forward(self.stack.module, x), y)
         gradients = torch.autograd.grad((loss + self._orthogonality()).sum(), self.parameters)
         self._adam(list(gradients))
         if self.rewire is not None:
@@ -236,30 +219,15 @@ class _Engine:
 
     @torch.no_grad()
     def _adam(self, gradients: list[Tensor]) -> None:
-        """Make one step with every network's own rate, in few operations over all tensors."""
+        """Add the penalties on single weights to the gradients and make a step of Adam."""
         lr, l1, l2, _ = self.dials
-        decay = torch._foreach_mul(self.parameters, self._each(2 * l2))
+        decay = torch._foreach_mul(self.parameters, per_network(2 * l2, self.parameters))
         torch._foreach_add_(gradients, decay)
-        gradients[self.first].addcmul_(
-            self._each(l1)[self.first], self.parameters[self.first].sign()
-        )
+        first = self.parameters[self.first]
+        (strength,) = per_network(l1, [first])
+        gradients[self.first].addcmul_(strength, first.sign())
         states = [self.stack.adam.state[parameter] for parameter in self.parameters]
-        torch._foreach_add_([state["step"] for state in states], 1)
-        means, squares = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
-        torch._foreach_lerp_(means, gradients, 1 - _BETA1)
-        torch._foreach_mul_(squares, _BETA2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - _BETA2)
-        step = states[0]["step"].to(torch.float64)
-        root = torch._foreach_sqrt(squares)
-        torch._foreach_div_(root, self._each((1 - _BETA2**step).sqrt()))
-        torch._foreach_add_(root, _EPS)
-        change = torch._foreach_mul(means, self._each(-lr / (1 - _BETA1**step)))
-        torch._foreach_addcdiv_(self.parameters, change, root)
-
-    def _each(self, dial: Float[Tensor, " networks"]) -> list[Tensor]:
-        """Return a value of every network in the shape of each parameter, ready to multiply."""
-        dial = dial.to(self.parameters[0].dtype)
-        return [dial.view(-1, *[1] * (p.ndim - 1)) for p in self.parameters]
+        foreach_adam(self.parameters, gradients, states, lr)
 
     @torch.no_grad()
     def accuracy(self) -> Float[Tensor, " networks"]:
@@ -271,30 +239,5 @@ class _Engine:
         correct = torch.zeros(len(stack), device=self.device, dtype=torch.long)
         for start in range(0, samples, part):
             x, y = self.test.slice(start, min(start + part, samples))
-            correct += (_guess(forward(stack.module, x)) == y).sum(-1)
+            correct += (guess(forward(stack.module, x)) == y).sum(-1)
         return (correct.double() / samples).cpu()
-
-
-def _loss(
-    logits: Float[Tensor, "networks batch outputs"], y: Int[Tensor, "networks batch"]
-) -> Float[Tensor, " networks"]:
-    if logits.shape[-1] == 1:
-        target = y.to(logits.dtype)
-        losses = functional.binary_cross_entropy_with_logits(
-            logits.squeeze(-1), target, reduction="none"
-        )
-        return losses.mean(-1)
-    losses = functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
-    return losses.view(y.shape).mean(-1)
-
-
-def _guess(logits: Float[Tensor, "networks samples outputs"]) -> Int[Tensor, "networks samples"]:
-    return (logits.squeeze(-1) > 0).long() if logits.shape[-1] == 1 else logits.argmax(-1)
-
-
-def move(stack: Stack, device: torch.device) -> None:
-    """Bring a stack's networks and moments to a device."""
-    stack.module.to(device)
-    for state in stack.adam.state.values():
-        for key, value in state.items():
-            state[key] = value.to(device)

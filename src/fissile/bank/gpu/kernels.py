@@ -10,7 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["train_kernel"]
+from fissile.bank.step import BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2
+
+__all__ = ["flat_adam_kernel", "logit_gradient_kernel", "masked_adam_kernel", "train_kernel"]
+
+# A kernel reads a global only if it is declared constant.
+_BETA1, _BETA2, _EPS = tl.constexpr(BETA1), tl.constexpr(BETA2), tl.constexpr(EPS)
+_LOG_BETA1, _LOG_BETA2 = tl.constexpr(LOG_BETA1), tl.constexpr(LOG_BETA2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -71,11 +77,18 @@ def _hidden(x, w1, b1, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _moments(g, m, v):  # type: ignore[no-untyped-def]
+    """Return Adam's means of the gradient and of its square after a step."""
+    m += (g - m) * (1 - _BETA1)
+    v = v * _BETA2 + g * g * (1 - _BETA2)
+    return m, v
+
+
+@triton.jit
 def _adam(p, g, m, v, rate, spread):  # type: ignore[no-untyped-def]
     """Make a step of Adam: rate is lr / (1 - beta1^t), spread is 1 / sqrt(1 - beta2^t)."""
-    m += (g - m) * (1 - 0.9)
-    v = v * 0.999 + g * g * (1 - 0.999)
-    p -= rate * (m / (tl.sqrt(v) * spread + 1e-8))
+    m, v = _moments(g, m, v)
+    p -= rate * (m / (tl.sqrt(v) * spread + _EPS))
     return p, m, v
 
 
@@ -271,8 +284,8 @@ def train_kernel(  # type: ignore[no-untyped-def]
             if MASK2:
                 g_w2 = tl.where(has_w2, g_w2, 0.0)
 
-            power1 *= 0.9
-            power2 *= 0.999
+            power1 *= _BETA1
+            power2 *= _BETA2
             rate = lr / (1 - power1).to(tl.float32)
             spread = 1 / tl.sqrt((1 - power2).to(tl.float32))
             w1, m_w1, v_w1 = _adam(w1, g_w1, m_w1, v_w1, rate, spread)
@@ -322,3 +335,93 @@ def train_kernel(  # type: ignore[no-untyped-def]
         done += alive.to(tl.int32)
     tl.store(step_ + me, step_count + tl.cast(done, tl.int64) * steps)
     tl.store(finished_ + me, done)
+
+
+# --- steps of sparse and of convolutional networks
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def masked_adam_kernel(  # type: ignore[no-untyped-def]
+    weight, gradient, mean, square, mask, lr, decay, penalty, unbias, per, total,
+    MASKED: tl.constexpr, L1: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Make a step of `fissile.bank.step.masked_adam`; a network has ``per`` weights."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = at < total
+    network = at // per
+    rate = tl.load(lr + network, here, 0.0)
+    w = tl.load(weight + at, here, 0.0)
+    g = tl.load(gradient + at, here, 0.0)
+    if MASKED:
+        on = tl.load(mask + at, here, 0) != 0
+        g = tl.where(on, g, 0.0)
+    m = tl.load(mean + at, here, 0.0)
+    v = tl.load(square + at, here, 0.0)
+    m = m + (1 - _BETA1) * (g - m)
+    v = _BETA2 * v + (1 - _BETA2) * g * g
+    root = tl.sqrt_rn(v / tl.load(unbias + 1)) + _EPS
+    w = w * (1 - rate * tl.load(decay + network, here, 0.0))
+    w = w - m / root * (rate / tl.load(unbias))
+    if L1:
+        left = tl.abs(w) - rate * tl.load(penalty + network, here, 0.0) / root
+        w = tl.where(left > 0, tl.where(w > 0, left, -left), 0.0)
+    if MASKED:
+        w = tl.where(on, w, 0.0)
+    tl.store(weight + at, w, here)
+    tl.store(mean + at, m, here)
+    tl.store(square + at, v, here)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def logit_gradient_kernel(  # type: ignore[no-untyped-def]
+    logits, targets, smooth, gradient, plans, outputs, batch,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute :func:`fissile.bank.step.logit_gradient` for several outputs."""
+    network = tl.program_id(0).to(tl.int64)
+    rows = tl.arange(0, WIDE)[:, None]
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    here = (rows < outputs) & (columns < batch)
+    at = rows * batch + columns
+    size = outputs * batch
+    z = tl.load(logits + network * size + at, here, float("-inf"))
+    z = tl.where(columns < batch, z, 0.0)  # no column may be empty
+    e = tl.exp(z - tl.max(z, 0)[None, :])
+    share = e / tl.sum(e, 0)[None, :]
+    y = tl.load(targets + network // plans * size + at, here, 0.0)
+    spread = tl.load(smooth + network)
+    off = (share - y * (1 - spread) - spread / outputs) / batch
+    tl.store(gradient + network * size + at, off, here)
+
+
+# Whatever the head's width, it is one program: a second could not be compiled while a graph is
+# being recorded.
+@triton.jit(do_not_specialize=["begin", "end", "kernels", "size"])  # type: ignore[untyped-decorator]
+def flat_adam_kernel(  # type: ignore[no-untyped-def]
+    weights, low, low_grads, grads, means, squares, counters, lr, decay, l1, begin, end, kernels,
+    size, COPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Make a step of Adam on all weights of a convolutional network, which lie in one tensor.
+
+    The first ``kernels`` weights are of convolutions: their gradients are of low precision. L1
+    acts on the weights from ``begin`` to ``end``. COPY also rounds the kernels to low precision.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < size
+    step = (tl.load(counters + 1) + 1).to(tl.float64)
+    # Powers of the betas from their logarithms, in double: in single, 1 - beta2 loses digits.
+    rate = (lr / (1 - tl.exp(step * _LOG_BETA1))).to(tl.float32)
+    root = tl.sqrt((1 - tl.exp(step * _LOG_BETA2)).to(tl.float32))
+    p = tl.load(weights + at, mask=there, other=0.0)
+    g = tl.load(low_grads + at, mask=at < kernels, other=0.0).to(tl.float32)
+    g += tl.load(grads + at, mask=there & (at >= kernels), other=0.0) + decay * p
+    sign = tl.where(p > 0, 1.0, tl.where(p < 0, -1.0, 0.0))
+    g += tl.where((at >= begin) & (at < end), l1 * sign, 0.0)
+    m = tl.load(means + at, mask=there, other=0.0)
+    m, v = _moments(g, m, tl.load(squares + at, mask=there, other=0.0))
+    p -= rate * (m / (tl.sqrt(v) / root + _EPS))
+    tl.store(means + at, m, mask=there)
+    tl.store(squares + at, v, mask=there)
+    tl.store(weights + at, p, mask=there)
+    if COPY:
+        tl.store(low + at, p.to(low.dtype.element_ty), mask=at < kernels)

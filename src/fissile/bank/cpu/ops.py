@@ -1,0 +1,250 @@
+"""The compiled functions a training step is made of: sample order, loss, LayerNorm, Adam."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fissile._common.random import ROUNDS
+from fissile.bank.cpu.instructions import LANES, compiled, inner
+from fissile.bank.cpu.layout import Array
+from fissile.bank.step import BETA1, BETA2, EPS
+
+__all__ = ["adam", "add_normalized", "fill_keys", "fill_order", "loss_and_gradient", "normalize"]
+
+_WORD = np.uint64(0xFFFFFFFF)
+_GOLDEN = np.uint64(0x9E3779B9)
+_LOG2_E = 1 / math.log(2)
+_LN2 = math.log(2)
+#: The series of exp from its smallest term, exact to double precision within half of ln 2.
+_TAYLOR = tuple(1 / math.factorial(i) for i in range(13, -1, -1))
+
+
+# --- the order of samples
+
+
+@inner
+def _mixed(state: Any, word: Any) -> Any:
+    """Mix a word into a hash, as `fissile._common.random.hash32` does."""
+    state = ((state ^ word) + _GOLDEN) & _WORD
+    state = state ^ (state >> np.uint64(16))
+    state = (state * np.uint64(0x85EBCA6B)) & _WORD
+    state = state ^ (state >> np.uint64(13))
+    state = (state * np.uint64(0xC2B2AE35)) & _WORD
+    return state ^ (state >> np.uint64(16))
+
+
+@compiled
+def fill_keys(keys: Array, seed: int, start: int) -> None:
+    """Write what `fissile._common.random.order_keys` gives for a seed and consecutive epochs."""
+    half, zero = np.uint64(32), np.uint64(0)
+    for e in range(len(keys)):
+        state = _GOLDEN
+        for number in (np.uint64(seed), np.uint64(start + e)):
+            state = _mixed(_mixed(state, number & _WORD), number >> half)
+        for k in range(2 * ROUNDS):
+            word = _mixed(_mixed(state, np.uint64(k)), zero)
+            keys[e, k // 2, k % 2] = np.uint32(word | np.uint64(k % 2 == 0))
+
+
+@compiled
+def fill_order(order: Array, outside: Array, keys: Array, places: tuple[int, int]) -> None:
+    """Write the order of an epoch; positions that land beyond the samples are moved on together."""
+    samples = len(order)
+    for i in range(samples):
+        order[i] = _place(np.uint32(i), keys, places)
+    count = 0
+    for i in range(samples):
+        outside[count] = i
+        count += order[i] >= samples
+    while count:
+        waiting, count = count, 0
+        for k in range(waiting):
+            i = outside[k]
+            order[i] = _place(order[i], keys, places)
+            outside[count] = i
+            count += order[i] >= samples
+
+
+@inner
+def _place(position: Any, keys: Array, places: tuple[int, int]) -> Any:
+    mask, shift = np.uint32(places[0]), np.uint32(places[1])
+    for k in range(ROUNDS):
+        position = np.uint32(np.uint32(position * keys[k, 0]) + keys[k, 1]) & mask
+        position = np.uint32(position ^ (position >> shift))
+    return position
+
+
+# --- the loss
+
+
+@inner
+def _exp(work: Array, x: int, to: int, bits: Array) -> None:
+    """Set work[to] = exp(work[x]) for numbers <= 0: a polynomial that runs in vector registers."""
+    power = bits.view(np.float64)
+    for k in range(LANES):
+        z = max(work[x, k], -700.0)
+        n = np.floor(z * _LOG2_E + 0.5)
+        r = z - n * _LN2
+        t = 0.0
+        for factor in _TAYLOR:
+            t = t * r + factor
+        work[to, k] = t
+        bits[k] = (np.int64(n) + 1023) << 52
+    for k in range(LANES):
+        work[to, k] *= power[k]
+
+
+@inner
+def _loss_of_one(
+    tile: Array, y: Array, count: int, samples: int, delta: Array, work: Array, bits: Array
+) -> float:
+    """Binary cross-entropy: write its gradient and return its sum over the tile."""
+    top, end = len(tile) - 1, len(delta) - 1
+    for k in range(LANES):
+        work[0, k] = -abs(tile[top, k])
+    _exp(work, 0, 1, bits)
+    total, product, share = 0.0, 1.0, 1.0 / samples
+    for k in range(LANES):
+        z, odds, real = np.float64(tile[top, k]), work[1, k], k < count
+        inverse = 1.0 / (1.0 + odds)
+        chance = inverse if z >= 0.0 else odds * inverse
+        delta[end, k] = (chance - y[k]) * share if real else 0.0
+        total += max(z, 0.0) - z * y[k] if real else 0.0
+        product *= 1.0 + odds if real else 1.0  # one logarithm for all samples
+    return float(total + np.log(product))
+
+
+@inner
+def _loss_of_many(
+    tile: Array, y: Array, count: int, samples: int, delta: Array, work: Array, bits: Array
+) -> float:
+    """Cross-entropy over classes: write its gradient and return its sum over the tile."""
+    classes = len(work) - 3
+    top, end = len(tile) - classes, len(delta) - classes
+    peak, z, mass = 0, 1, 2  # rows of work; the odds of every class follow
+    for k in range(LANES):
+        work[peak, k], work[mass, k] = tile[top, k], 0.0
+    for c in range(1, classes):
+        for k in range(LANES):
+            work[peak, k] = max(work[peak, k], tile[top + c, k])
+    total, product = 0.0, 1.0
+    for c in range(classes):
+        for k in range(LANES):
+            work[z, k] = tile[top + c, k] - work[peak, k]
+            total -= work[z, k] if y[k] == c and k < count else 0.0
+        _exp(work, z, 3 + c, bits)
+        for k in range(LANES):
+            work[mass, k] += work[3 + c, k]
+    for k in range(LANES):
+        product *= work[mass, k] if k < count else 1.0  # one logarithm for all samples
+        work[mass, k] = 1.0 / work[mass, k]
+    for c in range(classes):
+        for k in range(LANES):
+            miss = work[3 + c, k] * work[mass, k] - (1.0 if y[k] == c else 0.0)
+            delta[end + c, k] = miss / samples if k < count else 0.0
+    return float(total + np.log(product))
+
+
+@inner
+def loss_and_gradient(
+    tile: Array, y: Array, count: int, samples: int, delta: Array, work: Array, bits: Array
+) -> float:
+    """Write the gradient of the logits and return the summed loss: NaN if a logit is not finite."""
+    classes = len(work) - 3
+    for r in range(len(tile) - classes, len(tile)):
+        odd = 0
+        for k in range(LANES):
+            odd += not abs(tile[r, k]) < np.inf  # a comparison is exact in any arithmetic
+        if odd:
+            return np.nan
+    if classes == 1:
+        return _loss_of_one(tile, y, count, samples, delta, work, bits)
+    return _loss_of_many(tile, y, count, samples, delta, work, bits)
+
+
+# --- LayerNorm
+
+
+@inner
+def normalize(
+    neurons: Array,
+    scale: Array,
+    shift: Array,
+    eps: float,
+    relu: bool,
+    hat: Array,
+    inverse: Array,
+    mean: Array,
+) -> None:
+    """Bring neurons [neurons, LANES] to mean 0 and deviation 1 in place; scale, shift and cut them.
+
+    What is between, and one over the deviation, stay in ``hat`` and ``inverse`` for the way back.
+    """
+    real = neurons.dtype.type
+    share, low = real(1 / len(neurons)), real(0) if relu else real(-np.inf)
+    mean[:] = 0
+    inverse[:] = 0
+    for r in range(len(neurons)):
+        for k in range(LANES):
+            mean[k] += neurons[r, k] * share
+    for r in range(len(neurons)):
+        for k in range(LANES):
+            inverse[k] += (neurons[r, k] - mean[k]) ** 2 * share
+    for k in range(LANES):
+        inverse[k] = real(1) / np.sqrt(inverse[k] + real(eps))
+    for r in range(len(neurons)):
+        for k in range(LANES):
+            hat[r, k] = (neurons[r, k] - mean[k]) * inverse[k]
+            neurons[r, k] = max(scale[r] * hat[r, k] + shift[r], low)
+
+
+@inner
+def add_normalized(
+    delta: Array,
+    scale: Array,
+    hat: Array,
+    inverse: Array,
+    grad_scale: Array,
+    grad_shift: Array,
+    first: Array,
+    second: Array,
+) -> None:
+    """Add the gradients of scales and shifts, and pass ``delta`` back through the norm in place."""
+    real = delta.dtype.type
+    share = real(1 / len(delta))
+    first[:] = 0
+    second[:] = 0
+    for r in range(len(delta)):
+        scaled, shifted = real(0), real(0)
+        for k in range(LANES):
+            scaled += delta[r, k] * hat[r, k]
+            shifted += delta[r, k]
+            delta[r, k] *= scale[r]
+            first[k] += delta[r, k] * share
+            second[k] += delta[r, k] * hat[r, k] * share
+        grad_scale[r] += scaled
+        grad_shift[r] += shifted
+    for r in range(len(delta)):
+        for k in range(LANES):
+            delta[r, k] = inverse[k] * (delta[r, k] - first[k] - hat[r, k] * second[k])
+
+
+# --- Adam
+
+
+@inner
+def adam(theta: Array, m: Array, v: Array, grad: Array, step: int, lr: float, l2: float) -> None:
+    """Make one step of ``torch.optim.Adam``, with the gradient of L2 added on the way."""
+    real = theta.dtype.type
+    ahead, keep, rest = real(1 - BETA1), real(BETA2), real(1 - BETA2)
+    eps, twice = real(EPS), real(2 * l2)
+    rate = real(lr / (1 - BETA1**step))
+    root = real(np.sqrt(1 - BETA2**step))
+    for i in range(len(theta)):
+        g = grad[i] + twice * theta[i]
+        m[i] += (g - m[i]) * ahead
+        v[i] = v[i] * keep + rest * g * g
+        theta[i] -= rate * (m[i] / (np.sqrt(v[i]) / root + eps))
