@@ -86,14 +86,19 @@ class Contender:
 
     @property
     def cost(self) -> float:
-        """Estimate the seconds on two cores."""
+        """Estimate the cost; see :mod:`fissile.lab.cost`."""
         weights = max(plan.weights(self.inputs, self.task.outputs) for plan in self.plans)
         return self.steps * (1e-4 + weights * (5e-9 + 1.5e-10 * self.batch))
 
     @property
     def memory(self) -> int:
-        """Estimate the bytes on a device; the search, which trials share, counts for the first."""
-        return cost.contender_bytes(self)
+        """Estimate the bytes on a device.
+
+        Two seeds of every setting are searched, once for all trials of a cell: they count for the
+        first trial, and each other trial for the largest network that it could be.
+        """
+        each = [cost.plan_bytes(self, plan) for plan in self.plans]
+        return 2 * sum(each) if self.number == 0 else max(each)
 
     def columns(self) -> dict[str, object]:
         """Return the trial as a row of a table."""

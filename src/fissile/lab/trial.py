@@ -171,7 +171,7 @@ class Trial:
 
     @property
     def cost(self) -> float:
-        """Estimate the seconds on two cores, as :mod:`fissile.lab.cost` has been fitted.
+        """Estimate the cost; see :mod:`fissile.lab.cost`.
 
         The warm-up, which all arms share, counts for the dense one.
         """
@@ -235,13 +235,14 @@ class Sampling:
 
     @property
     def cost(self) -> float:
-        """Estimate the seconds, from measured runs."""
+        """Estimate the cost; see :mod:`fissile.lab.cost`."""
         return 1.3e-8 * self.networks * self.alpha * self.neurons * self.literals
 
     @property
     def memory(self) -> int:
         """Estimate the bytes that drawing the networks takes."""
-        return cost.sampling_bytes(self)
+        places = self.networks * self.neurons * self.alpha * self.literals
+        return 16 * min(places, 4_000_000)  # drawn at once: each with its rank and its mark
 
     @property
     def formula(self) -> RandomSparse:

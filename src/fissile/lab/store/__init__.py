@@ -12,7 +12,7 @@ store.
 """
 
 from fissile.lab.store.provenance import Provenance
-from fissile.lab.store.rows import Row, Run
+from fissile.lab.store.rows import Row, Run, Time
 from fissile.lab.store.store import Store
 
-__all__ = ["Provenance", "Row", "Run", "Store"]
+__all__ = ["Provenance", "Row", "Run", "Store", "Time"]

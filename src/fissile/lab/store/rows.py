@@ -18,7 +18,7 @@ from fissile.lab.compute import Outcome
 from fissile.lab.store.advice import undamaged
 from fissile.lab.store.provenance import Provenance
 
-__all__ = ["Row", "Run", "row_of", "row_values", "run_of", "run_values"]
+__all__ = ["Row", "Run", "Time", "row_of", "row_values", "run_of", "run_values", "time_of"]
 
 
 def _now() -> str:
@@ -37,6 +37,17 @@ class Row:
     provenance: Provenance
     seconds: float
     finished: str
+
+
+@dataclass(frozen=True)
+class Time:
+    """How long one finished trial took: its share of its batch, by cost."""
+
+    kind: str
+    spec: dict[str, Any]
+    device: str
+    seconds: float
+    finished: str  # trials of a batch are finished at the same time
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,13 @@ def row_of(file: Path, values: tuple[Any, ...]) -> Row:
         provenance = Provenance(**json.loads(made_by))
         settings = json.loads(spec)
         return Row(key, kind, settings, numbers, arrays, provenance, float(seconds), finished)
+
+
+def time_of(file: Path, values: tuple[Any, ...]) -> Time:
+    """Return the time of a finished trial from its columns."""
+    kind, spec, made_by, seconds, finished = values
+    with undamaged(file, "a trial"):
+        return Time(kind, json.loads(spec), json.loads(made_by)["device"], float(seconds), finished)
 
 
 def _arrays(blob: bytes) -> dict[str, NDArray[Any]]:

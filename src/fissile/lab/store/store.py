@@ -14,7 +14,7 @@ from fissile.lab.store.advice import advised
 from fissile.lab.store.database import open_database
 from fissile.lab.store.flight import Flight
 from fissile.lab.store.provenance import Provenance
-from fissile.lab.store.rows import Row, Run, row_of, row_values, run_of, run_values
+from fissile.lab.store.rows import Row, Run, Time, row_of, row_values, run_of, run_values, time_of
 
 __all__ = ["Store"]
 
@@ -62,6 +62,14 @@ class Store:
         """Return the trials that are stored, in the order asked for."""
         found = {values[0]: row_of(self._file, values) for values in self._select("*", keys)}
         return [found[key] for key in keys if key in found]
+
+    def times(self) -> list[Time]:
+        """Return how long each finished trial took, on which device.
+
+        >>> store.times()[0].seconds
+        """
+        rows = self._query("SELECT kind, spec, provenance, seconds, finished FROM trials")
+        return [time_of(self._file, values) for values in rows]
 
     def claim(self, keys: Iterable[str]) -> set[str]:
         """Return the trials that this store shall compute: those nobody has stored or claimed.
