@@ -12,9 +12,9 @@ import typer
 
 from fissile._common.cores import cores
 from fissile.cli.common import OUT, Ids, Out, Scale, cells, duration, parsed, show, table_of
+from fissile.lab.batching import default_jobs
 from fissile.lab.plan import Estimate
 from fissile.lab.plan import plan as planned
-from fissile.lab.pool import default_jobs
 from fissile.lab.store import Store
 from fissile.lab.studies import find
 from fissile.lab.study import Study
@@ -65,10 +65,9 @@ def plan(
     store = Store(out, create=False) if (out / "trials.sqlite").exists() else None
     all_of = _asked(find(ids), scale.value, trials, parsed(changes or []), only or [], store)
     works = [work for each in all_of.values() for work in each]
-    done = store.finished(work.key for work in works) if store else set()
-    missing = {
-        study: [work for work in each if work.key not in done] for study, each in all_of.items()
-    }
+    missing = all_of
+    if store is not None:
+        missing = {study: store.missing(each) for study, each in all_of.items()}
     if workers is None:
         workers = cores() if device.value == "cpu" else default_jobs(device.value, works)
     estimate = planned(missing, store.times() if store else (), device.value, workers)

@@ -17,8 +17,7 @@ from fissile.lab.task import Boolean, Features, Images
 
 if TYPE_CHECKING:
     from fissile.bank.sparse import Plan
-    from fissile.lab.budget_trial import Contender
-    from fissile.lab.trial import Trial, Work
+    from fissile.lab.trial import Contender, Trial, Work
 
 __all__ = ["data_bytes", "measures", "network_bytes", "plan_bytes", "process_bytes", "step"]
 
