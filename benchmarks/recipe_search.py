@@ -25,10 +25,10 @@ from contests import percent, written
 from fissile.bank.sparse import Plan, Prune, Rewire, train
 from fissile.lab.budget_methods import OURS
 from fissile.lab.budget_search import _arrays
-from fissile.lab.budget_trial import SEARCHED
 from fissile.lab.classifier import load
 from fissile.lab.studies.frontier import FRONTIERS
 from fissile.lab.task import HELD_OUT
+from fissile.lab.trial import SEARCHED
 
 TO = Path("recipe-search.json")
 #: The dense networks whose budgets are searched, by their neurons. CLINC150 takes no part.

@@ -20,7 +20,7 @@ from bank import commit, machine
 import fissile
 from fissile.bank.loop import fit
 from fissile.data import dnf_task
-from fissile.lab.pool import default_jobs, pool
+from fissile.lab.batching import default_jobs, pool
 from fissile.lab.progress import Bar
 from fissile.lab.run import run
 from fissile.lab.store import Store

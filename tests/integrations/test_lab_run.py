@@ -15,7 +15,7 @@ import pytest
 from command import called
 
 from fissile._common.errors import FileError
-from fissile.lab.pool import pool
+from fissile.lab.batching import pool
 from fissile.lab.results import load
 from fissile.lab.run import Here, RunFailed, Tally, Watcher, run
 from fissile.lab.store import Run, Store

@@ -1,4 +1,4 @@
-"""What the documentation says of clusters is what was measured, and what the plan says now."""
+"""What the documentation says of clusters is what was measured."""
 
 import json
 from pathlib import Path
@@ -39,12 +39,3 @@ def test_two_workers_are_not_much_slower_than_two_cores():
         seconds["local"]["run"] / seconds["ray"]["run"], abs=1e-3
     )
     assert found["ray/local"] >= 0.9
-
-
-def test_the_plan_was_held_against_two_runs():
-    found = results("plan")["runs"]
-    assert len(found) == 2
-    for one in found:
-        assert one["within"] == (one["low"] <= one["measured"] <= one["high"])
-        ratio = one["measured"] / one["estimate"]
-        assert one["measured / estimate"] == pytest.approx(ratio, abs=0.01)

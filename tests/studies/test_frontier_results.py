@@ -8,8 +8,8 @@ import pytest
 
 from fissile.bank.sparse import presets
 from fissile.lab.budget_methods import CONTENDERS, SETTINGS
-from fissile.lab.budget_trial import Contender
 from fissile.lab.studies.frontier import FRONTIERS
+from fissile.lab.trial import Contender
 
 ROOT = Path(__file__).parents[2]
 FPE = ("fpe-2", "fpe-4", "fpe-8", "fpe-16")

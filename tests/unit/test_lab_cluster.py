@@ -13,12 +13,12 @@ from fissile._common import cores
 from fissile._common.errors import FissileError
 from fissile.data.generated import features
 from fissile.data.sets import Labelled
+from fissile.lab import ray as cluster
 from fissile.lab.classifier import Classifiers, load, provided
 from fissile.lab.compute import compute
 from fissile.lab.progress import Bar
-from fissile.lab.ray import pool, task
+from fissile.lab.ray import Crew, Node, Shares, nodes_of, shares_of, workers
 from fissile.lab.ray.connect import answers
-from fissile.lab.ray.pool import Crew, Node, Shares, nodes_of, shares_of
 from fissile.lab.ray.workers import BASE
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Boolean, Features, Images, Sampling, Trial
@@ -75,15 +75,15 @@ def asked(monkeypatch):
     """What the autoscaler is asked for, on a cluster that the first look finds without nodes."""
     sdk, found = pytest.importorskip("ray.autoscaler.sdk"), []
     monkeypatch.setattr(sdk, "request_resources", lambda bundles: found.append(bundles))
-    monkeypatch.setattr(pool, "_LOOK", 0.0)
-    monkeypatch.setattr(pool, "_POLL", 0.0)
+    monkeypatch.setattr(cluster, "_LOOK", 0.0)
+    monkeypatch.setattr(cluster, "_POLL", 0.0)
     return found
 
 
 def looks(monkeypatch, *nodes):
     """Let every look at the cluster find the next of these, and then the last."""
     left = list(nodes)
-    monkeypatch.setattr(pool, "_nodes", lambda: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(cluster, "_nodes", lambda: left.pop(0) if len(left) > 1 else left[0])
 
 
 def test_workers_that_come_later_are_waited_for_and_asked_for(monkeypatch, caplog, asked):
@@ -97,7 +97,7 @@ def test_workers_that_come_later_are_waited_for_and_asked_for(monkeypatch, caplo
 
 def test_more_workers_are_asked_for_where_there_is_more_to_do(monkeypatch, asked):
     looks(monkeypatch, [], [], [Node(4, 1, 64e9)])
-    monkeypatch.setattr(pool, "PATIENCE", sum(work.cost for work in 3 * WORKS) / 9)
+    monkeypatch.setattr(cluster, "PATIENCE", sum(work.cost for work in 3 * WORKS) / 9)
     Crew(3 * WORKS, device="cuda", patience=60.0)
     assert asked == [9 * [{"CPU": 1, "GPU": 1}], []]
     looks(monkeypatch, [], [], [Node(4, 1, 64e9)])
@@ -123,7 +123,7 @@ def test_whoever_waits_can_be_interrupted(monkeypatch, asked):
         raise KeyboardInterrupt
 
     looks(monkeypatch, [])
-    monkeypatch.setattr(pool.time, "sleep", interrupted)
+    monkeypatch.setattr(cluster.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Crew(WORKS, patience=60.0)
     assert asked == [[{"CPU": 1}], []]
@@ -141,12 +141,12 @@ def test_workers_that_all_go_are_asked_for_again(monkeypatch, asked):
 
 @pytest.fixture
 def unconfined(monkeypatch):
-    monkeypatch.setattr(task, "keep_to", lambda count: None)
+    monkeypatch.setattr(workers, "keep_to", lambda count: None)
 
 
 def test_a_worker_reports_what_it_computed_and_who_it_is(unconfined):
     work = Sampling(networks=10)
-    report = task.perform(pickle.dumps((compute, [work], "cpu")))
+    report = workers.perform(pickle.dumps((compute, [work], "cpu")))
     assert [one.work for one in report.outcomes] == [work]
     assert report.provenance == Provenance.here("cpu")
     assert report.worker.endswith(f":{os.getpid()}")
@@ -170,7 +170,7 @@ def test_a_worker_reads_the_data_set_it_is_given_in_place(unconfined):
     for array in (fixed.x, fixed.y, fixed.x_test, fixed.y_test):
         array.flags.writeable = False  # as arrays in Ray's object store are
     works = [Trial(Features("cifar100-clip", fingerprint="f"), warm_up=1, fine_tune=1)]
-    seen = task.perform(pickle.dumps((look, works, "cpu")), ("cifar100-clip", fixed, "f"))
+    seen = workers.perform(pickle.dumps((look, works, "cpu")), ("cifar100-clip", fixed, "f"))
     assert seen.outcomes is fixed
     assert load_data(works[0], fixed).x.shape == (200, 512)
 
@@ -203,11 +203,11 @@ def test_a_worker_takes_the_gpu_it_is_given(monkeypatch, given, seen, number):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: given)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    assert task.given_gpu() == number
+    assert workers.given_gpu() == number
 
 
 def test_a_worker_of_another_version_says_so_before_it_reads_anything():
-    said = task.entry()("9.9", b"not even a pickle", None)
+    said = workers.entry()("9.9", b"not even a pickle", None)
     assert "and this is 9.9; install the same version everywhere" in said
 
 

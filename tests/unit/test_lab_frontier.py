@@ -15,7 +15,6 @@ from fissile.data.sets import Labelled
 from fissile.lab import budget_search as arena
 from fissile.lab.budget_methods import ABLATED, CONTENDERS, METHODS, OURS, SETTINGS
 from fissile.lab.budget_search import contest
-from fissile.lab.budget_trial import SEARCHED, Contender
 from fissile.lab.claims import Leads
 from fissile.lab.compute import Outcome, compute
 from fissile.lab.report import _settings
@@ -25,7 +24,7 @@ from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.studies import STUDIES, find
 from fissile.lab.studies.frontier import ABLATIONS, FRONTIERS
 from fissile.lab.task import HELD_OUT, Features, source
-from fissile.lab.trial import from_spec
+from fissile.lab.trial import SEARCHED, Contender, from_spec
 
 TASK = Features("generated")  # 64 inputs, 20 classes
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fissile._common.errors import FissileError
-from fissile.lab.pool import default_jobs, pool
+from fissile.lab.batching import default_jobs, pool
 from fissile.lab.results import Results
 from fissile.lab.store import Store
 from fissile.lab.studies import SEVERAL, STUDIES

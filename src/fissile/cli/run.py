@@ -109,7 +109,7 @@ def run(
         with (
             interruptible(store),
             Bar() as bar,
-            _who(on.value, address, jobs, device, every, _missing(works, store)) as who,
+            _who(on.value, address, jobs, device, every, store.missing(works)) as who,
         ):
             within = None if minutes is None else 60 * minutes
             tally = run_trials(works, store, every=every, within=within, watcher=bar, **who)
@@ -150,11 +150,6 @@ def _who(
 
     with cluster(works, address=address, device=device, jobs=jobs, every=every) as lanes:
         yield {"lanes": lanes}
-
-
-def _missing(works: Sequence[Work], store: Store) -> list[Work]:
-    finished = store.finished(work.key for work in works)
-    return [work for work in works if work.key not in finished]
 
 
 def _asked(

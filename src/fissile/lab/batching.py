@@ -1,19 +1,26 @@
-"""Lanes: who computes, how many batches at once, and how large each is cut from what is pending."""
+"""Batches: how trials are cut into them, and the workers that compute them."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
+from multiprocessing.connection import wait
 from typing import ParamSpec, TypeVar
 
+from fissile._common.cores import keep_to
 from fissile._common.errors import FissileError
 from fissile.lab import cost as estimate
 from fissile.lab.compute import Outcome
 from fissile.lab.store import Provenance
-from fissile.lab.trial import Features, Images, Work
+from fissile.lab.trial import Contender, Features, Images, Trial, Work
 
 __all__ = [
     "BATCH",
@@ -28,8 +35,12 @@ __all__ = [
     "Report",
     "Unit",
     "batches",
+    "default_jobs",
     "memory_of",
+    "pool",
+    "side_by_side",
 ]
+
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -247,3 +258,70 @@ def batches(works: Sequence[Work], cost: float, networks: int = 1) -> list[list[
     while pending:
         found.append(pending.take(cost, networks))
     return found
+
+
+def side_by_side(works: Sequence[Work], device: str, *, cores: int = 1, workers: int = 1) -> Least:
+    """Return the least number of networks in a batch that keeps a device busy, for each trial."""
+    on_chip = device.startswith("cuda")
+    cells = len({work.network() for work in works if isinstance(work, Contender)})
+
+    def least(work: Work) -> int:
+        if on_chip and isinstance(work, Contender):
+            return ceil(cells / workers)  # whatever sees the same data is one graph
+        if isinstance(work, Trial) and isinstance(work.task, Images):
+            from fissile.bank.vision.train import SIDE_BY_SIDE
+
+            return SIDE_BY_SIDE if on_chip else 1
+        return 1 if on_chip else cores
+
+    return least
+
+
+def default_jobs(device: str, works: Sequence[Work] = (), cores: int | None = None) -> int:
+    """Return how many processes suit a device, beside so many cores; by default this machine's.
+
+    On a GPU small networks wait for launches, compilations and measures, and one process leaves
+    the chip idle; on a processor a bank takes all cores by itself, and convolutional networks fill
+    a GPU from one process, several at once.
+    """
+    if any(isinstance(getattr(work, "task", None), Images) for work in works):
+        return 1
+    cores = os.cpu_count() or 1 if cores is None else cores
+    return max(1, min(8, cores // 2)) if device.startswith("cuda") else 1
+
+
+@contextmanager
+def pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Keep processes for batches; whatever ends this process ends them too.
+
+    >>> with pool(4) as executor:
+    ...     run(works, store, executor=executor, in_flight=4)
+    """
+    executor = ProcessPoolExecutor(
+        jobs,
+        mp_context=multiprocessing.get_context("spawn"),  # a fork would not survive CUDA
+        initializer=_begin,
+        initargs=(max(1, (os.cpu_count() or 1) // jobs),),
+    )
+    try:
+        yield executor
+    except BaseException:
+        for process in list((executor._processes or {}).values()):
+            process.terminate()  # nobody waits for a batch whose run has ended
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _begin(threads: int) -> None:
+    """Prepare a process: its share of the cores, and an end with its parent's."""
+    keep_to(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)  # it was killed and could not say goodbye

@@ -11,9 +11,9 @@ from torch import Tensor
 from fissile._common.shapes import Bool, Float, Int
 from fissile.bank.sparse import Plan, train
 from fissile.data.sets import Labelled
-from fissile.lab.budget_trial import SEARCHED, Contender
 from fissile.lab.classifier import load
 from fissile.lab.task import HELD_OUT
+from fissile.lab.trial import SEARCHED, Contender
 
 __all__ = ["contest"]
 

@@ -18,17 +18,17 @@ from fissile.bank.bank import Quiet
 from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.budget_search import contest
-from fissile.lab.budget_trial import Contender
 from fissile.lab.classifier import Classifiers, load
 from fissile.lab.converged import Plateau, length, limit, plateau, stopped
-from fissile.lab.sampling import sampled
 from fissile.lab.task import Boolean, Images
-from fissile.lab.trial import Arm, Sampling, Trial, Work
+from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work
+from fissile.measure.theory import required_width
 
 if TYPE_CHECKING:
     from fissile.bank.vision import Trained
 
-__all__ = ["Outcome", "bank_arm", "compute"]
+__all__ = ["Outcome", "bank_arm", "compute", "sampled"]
+
 
 OnSteps = Callable[[float], None]
 OnOutcomes = Callable[[list["Outcome"]], None]
@@ -324,3 +324,26 @@ def _behind_backbone(trial: Trial, one: Trained) -> Outcome:
 def _last(curve: Sequence[float]) -> float:
     """Return the accuracy after the last epoch that a network finished."""
     return next((value for value in reversed(curve) if isfinite(value)), nan)
+
+
+def sampled(work: Sampling) -> dict[str, float]:
+    """Return the closed forms, and what sampled networks come to."""
+    net = work.formula
+    seen = net.simulate(work.networks, seed=work.number)
+    measures = {
+        "coverage": net.coverage,
+        "coverage_bound": net.coverage_bound,
+        "coverage_approx": net.coverage_approx,
+        "coverage_simulated": seen.coverage,
+        "coverage_error": seen.coverage_error,
+        "collision_ratio": net.collision_ratio,
+        "collision_ratio_approx": net.collision_ratio_approx,
+        "collision_ratio_simulated": seen.collisions / net.collisions_dense,
+        "collision_ratio_error": seen.collisions_error / net.collisions_dense,
+    }
+    width = required_width(work.eps, work.literals, work.size, work.alpha)
+    return measures | {
+        "width": width.exact,
+        "width_bound": width.bound,
+        "width_approx": width.approx,
+    }

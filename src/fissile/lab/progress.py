@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fissile._common.errors import needs
-from fissile.lab.observer import Watcher
+from fissile.lab.run import Watcher
 
 if TYPE_CHECKING:
     from rich.console import Group

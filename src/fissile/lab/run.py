@@ -13,34 +13,82 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from fissile._common.errors import FissileError
-from fissile.bank.vision.train import SIDE_BY_SIDE
 from fissile.lab.batching import (
     BATCH,
     Halt,
     Here,
     Lane,
     Lanes,
-    Least,
     Lost,
     Pending,
     Recalled,
     Report,
     Unit,
     batches,
+    side_by_side,
 )
 from fissile.lab.compute import Outcome, compute
-from fissile.lab.observer import Tally, Watcher
 from fissile.lab.store import Provenance, Store
-from fissile.lab.trial import Contender, Features, Images, Trial, Work
+from fissile.lab.trial import Features, Images, Work
 
 __all__ = ["Here", "RunFailed", "Tally", "Watcher", "batches", "run", "side_by_side"]
+
+
+@dataclass
+class Tally:
+    """What a run did.
+
+    >>> run(works, store).text()
+    '12 trials computed, 0 found in the store'
+    """
+
+    found: int = 0  # trials that were stored already
+    computed: int = 0
+    left: int = 0  # for want of time
+    elsewhere: int = 0  # computed by another process meanwhile
+    failed: dict[str, int] = field(default_factory=dict)  # trials by error message
+
+    def text(self) -> str:
+        """Say it in a line."""
+        parts = [f"{self.computed:,} trials computed", f"{self.found:,} found in the store"]
+        if self.elsewhere:
+            parts.append(f"{self.elsewhere:,} computed by another process")
+        if self.left:
+            parts.append(f"{self.left:,} left for want of time")
+        if self.failed:
+            parts.append(f"{sum(self.failed.values()):,} failed")
+        return ", ".join(parts)
+
+
+class Watcher:
+    """Is told how a run goes; this one does not care. See :mod:`fissile.lab.progress`."""
+
+    def begin(self, trials: int, cost: float) -> None:
+        """Hear how much is to be done."""
+
+    def advance(self, trials: int, cost: float) -> None:
+        """Hear what has been done."""
+
+    def worked(self, worker: str, trials: int, seconds: float) -> None:
+        """Hear what one of several workers has done, and how long it was at it."""
+
+    def start(self, cost: float) -> None:
+        """Hear how much the next batch is."""
+
+    def within(self, share: float) -> None:
+        """Hear which share of the batch in this process is done."""
+
+    def idle(self, trials: int) -> None:
+        """Hear that another process has the last trials."""
+
 
 _log = logging.getLogger("fissile")
 
@@ -85,7 +133,7 @@ def run(
     """
     works, watcher, tally = list(dict.fromkeys(works)), watcher or Watcher(), Tally()
     _check_bound(works)
-    missing = _missing(works, store)
+    missing = store.missing(works)
     if within is not None:
         missing.sort(key=lambda work: work.number)
     tally.found = len(works) - len(missing)
@@ -139,27 +187,6 @@ def _lane(
         networks=side_by_side(works, device, cores=(os.cpu_count() or 1) if alone else 1),
         provenance=Provenance.here(device),
     )
-
-
-def side_by_side(works: Sequence[Work], device: str, *, cores: int = 1, workers: int = 1) -> Least:
-    """Say how many networks a batch needs to keep a device busy, however long they take."""
-    on_chip = device.startswith("cuda")
-    cells = len({work.network() for work in works if isinstance(work, Contender)})
-
-    def least(work: Work) -> int:
-        if on_chip and isinstance(work, Contender):
-            return ceil(cells / workers)  # whatever sees the same data is one graph
-        if isinstance(work, Trial) and isinstance(work.task, Images):
-            return SIDE_BY_SIDE if on_chip else 1
-        return 1 if on_chip else cores
-
-    return least
-
-
-def _missing(works: Iterable[Work], store: Store) -> list[Work]:
-    works = list(works)
-    finished = store.finished(work.key for work in works)
-    return [work for work in works if work.key not in finished]
 
 
 class _Runner:
@@ -229,7 +256,7 @@ class _Runner:
 
     def _left(self, works: list[Work]) -> list[Work]:
         """Count what another process has stored, and return the rest."""
-        left = _missing(works, self.store)
+        left = self.store.missing(works)
         found = [work for work in works if work not in set(left)]
         mine = sum(work.key in self.kept for work in found)  # of a batch that failed later on
         self.tally.computed += mine

@@ -9,10 +9,10 @@ from fissile._common.errors import FissileError, whole
 from fissile.data import Formula, Negatives, Others
 from fissile.data.entries import ENTRIES, Entry
 from fissile.data.sets import Scaling
-from fissile.lab.keys import LATER
 
 __all__ = [
     "HELD_OUT",
+    "LATER",
     "PAPERS_ENCODER",
     "Boolean",
     "Features",
@@ -23,6 +23,8 @@ __all__ = [
     "task_from",
 ]
 
+#: Marks a field that trials did not always have: at its default, the key is what it was before.
+LATER = {"later": True}
 #: What made the features of the paper's CIFAR-100 and ImageNet.
 PAPERS_ENCODER = "CLIP ViT-B/16"
 #: The share of the training set that stands in for the test set while settings are searched.

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from math import prod
 from typing import Any, ClassVar, Literal, get_args
 
 from fissile._common.errors import FissileError, whole
 from fissile.bank.loop import Recipe
+from fissile.bank.sparse import Plan
 from fissile.lab import cost
-from fissile.lab.budget_trial import Contender
+from fissile.lab.budget_methods import METHODS, SETTINGS
 from fissile.lab.converged import EPOCHS, limit
-from fissile.lab.keys import LATER, REVISION, key_of
-from fissile.lab.task import Boolean, Features, Images, Task, one_of, task_from
+from fissile.lab.task import LATER, Boolean, Features, Images, Task, one_of, task_from
 from fissile.measure.theory import RandomSparse
 
 __all__ = [
     "REVISION",
+    "SEARCHED",
     "Arm",
     "Boolean",
     "Contender",
@@ -29,8 +34,137 @@ __all__ = [
     "Work",
     "changed",
     "from_spec",
+    "key_of",
     "settings",
 ]
+
+
+#: Raised when the same trial would come to other numbers, so that stored ones are not mixed in. A
+#: last digit that depended on the number of threads anyway (mean cosines, before they were summed
+#: in float64) is not such a number.
+REVISION = 1
+
+
+def key_of(work: Any, **more: str) -> str:
+    """Return the name that a trial's result is stored under.
+
+    >>> len(key_of(Trial()))
+    32
+
+    ``more`` is what decides the result besides the trial's own fields.
+    """
+    spec = {"revision": REVISION, "kind": work.kind, **_spec(work), **more}
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _spec(part: Any) -> dict[str, Any]:
+    """Return a part of a trial as plain values, later fields only where they say something."""
+    found = {}
+    for one in fields(part):
+        value = getattr(part, one.name)
+        at_default = one.metadata.get("later") and value == one.default
+        if not at_default and not one.metadata.get("label"):
+            found[one.name] = _spec(value) if is_dataclass(value) else value
+    return found
+
+
+#: The seeds that settings are searched with; no trial has one of these.
+SEARCHED = (1_000_000, 1_000_001)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method, the budget of a dense network so wide, and the trial's number.
+
+    >>> Contender(Features("clinc150-minilm"), neurons=8, method="gradual").budget
+    4430
+
+    Its six settings are tried on held-out training samples; the best is trained on all of them,
+    and tested once. Trials of a cell share that search. On a processor it is the same whenever it
+    is done; on a GPU sums depend on what is trained beside, and close settings may change places.
+    """
+
+    kind: ClassVar[str] = "contender"
+
+    task: Features
+    neurons: int = 8
+    method: str = "dense"
+    epochs: int = 50
+    batch: int = 64
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("neurons", "epochs", "batch"):
+            whole(name, getattr(self, name), least=1)
+        if whole("number", self.number, least=0) >= SEARCHED[0]:
+            raise FissileError(f"number={self.number} is kept for searching; give a smaller one")
+        if self.method not in METHODS:
+            raise FissileError(
+                f"there is no method {self.method!r}; there are {', '.join(METHODS)}"
+            )
+
+    @cached_property
+    def key(self) -> str:
+        """The name of the result; whoever changes a method's plans gets new results."""
+        return key_of(self, plans=repr(self.plans))
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The settings that the method may choose from."""
+        return METHODS[self.method](self.budget, self.inputs, self.task.outputs)
+
+    @property
+    def inputs(self) -> int:
+        """How many numbers a sample has."""
+        return prod(self.task.entry.shape)
+
+    @property
+    def budget(self) -> int:
+        """The parameters of a dense network with so many neurons, biases included."""
+        outputs = self.task.outputs
+        return self.neurons * (self.inputs + 1 + outputs) + outputs
+
+    def network(self) -> Contender:
+        """Return the cell, whose trials are computed together: they share its search."""
+        return replace(self, number=0)
+
+    def batch_key(self) -> tuple[object, ...]:
+        """Return what trials must share to be trained side by side."""
+        return self.kind, self.task, self.epochs, self.batch
+
+    @property
+    def steps(self) -> int:
+        """Count the training steps, a share of the search among them."""
+        return self.epochs * -(-self.task.samples // self.batch) * (1 + SETTINGS // 3)
+
+    @property
+    def cost(self) -> float:
+        """Estimate the cost; see :mod:`fissile.lab.cost`."""
+        weights = max(plan.weights(self.inputs, self.task.outputs) for plan in self.plans)
+        return self.steps * (1e-4 + weights * (5e-9 + 1.5e-10 * self.batch))
+
+    @property
+    def memory(self) -> int:
+        """Estimate the bytes on a device.
+
+        Two seeds of every setting are searched, once for all trials of a cell: they count for the
+        first trial, and each other trial for the largest network that it could be.
+        """
+        each = [cost.plan_bytes(self, plan) for plan in self.plans]
+        return 2 * sum(each) if self.number == 0 else max(each)
+
+    def columns(self) -> dict[str, object]:
+        """Return the trial as a row of a table."""
+        return {
+            **self.task.columns(),
+            "neurons": self.neurons,
+            "budget": self.budget,
+            "epochs": self.epochs,
+            "arm": self.method,
+            "trial": self.number,
+        }
+
 
 Moments = Literal["carry", "fresh"]
 Grow = Literal["random", "gradient"]
@@ -139,7 +273,7 @@ class Trial:
         if not plain and not isinstance(self.task, Features):
             raise FissileError("depth and layer_norm are for classifiers of features alone")
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The name of the result: equal for equal trials, whoever runs them."""
         return key_of(self)
@@ -171,7 +305,7 @@ class Trial:
 
     @property
     def cost(self) -> float:
-        """Estimate the seconds on two cores, as :mod:`fissile.lab.cost` has been fitted.
+        """Estimate the cost; see :mod:`fissile.lab.cost`.
 
         The warm-up, which all arms share, counts for the dense one.
         """
@@ -215,7 +349,7 @@ class Sampling:
     eps: float = 0.05
     number: int = 0
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The name of the result."""
         return key_of(self)
@@ -235,13 +369,14 @@ class Sampling:
 
     @property
     def cost(self) -> float:
-        """Estimate the seconds, from measured runs."""
+        """Estimate the cost; see :mod:`fissile.lab.cost`."""
         return 1.3e-8 * self.networks * self.alpha * self.neurons * self.literals
 
     @property
     def memory(self) -> int:
         """Estimate the bytes that drawing the networks takes."""
-        return cost.sampling_bytes(self)
+        places = self.networks * self.neurons * self.alpha * self.literals
+        return 16 * min(places, 4_000_000)  # drawn at once: each with its rank and its mark
 
     @property
     def formula(self) -> RandomSparse:

@@ -11,9 +11,9 @@ import numpy as np
 import fissile
 from fissile._common.cores import cores
 from fissile.data.sets import Labelled
-from fissile.lab import classifier, run
+from fissile.lab import classifier, ray, run
 from fissile.lab.compute import compute
-from fissile.lab.ray import cluster, pool, workers
+from fissile.lab.ray import cluster, workers
 from fissile.lab.ray.connect import connected
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
@@ -100,7 +100,7 @@ def mismatched(folder):
 
 
 def lost(folder):
-    pool._LOOK = pool._SILENCE = 0.5
+    ray._LOOK = ray._SILENCE = 0.5
     return went(STUDIES["theory"].works("paper", None, {"networks": 400}), folder)
 
 

@@ -5,22 +5,230 @@
 
 Workers need an installed fissile of the driver's version and nothing else: trials and data sets
 come to them, results go back, and only the driver sees the store.
-
-The modules, each of which imports only those before it: task (what a worker does), keeper (a
-cluster of our own), connect, workers (an executor), crew (the lanes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import ceil, floor, inf
+from textwrap import shorten
+from typing import Any
 
-from fissile.lab.batching import Lanes
-from fissile.lab.ray.connect import connected
-from fissile.lab.ray.pool import PATIENCE, Crew
+from fissile._common.errors import FissileError
+from fissile.lab.batching import BATCH, Halt, Lane, Lanes, default_jobs, side_by_side
+from fissile.lab.ray.connect import answers, connected
+from fissile.lab.ray.workers import BASE, CORES, Depot, Workers
 from fissile.lab.trial import Work
 
-__all__ = ["cluster"]
+__all__ = ["PATIENCE", "Crew", "Node", "Shares", "cluster", "nodes_of", "shares_of"]
+
+
+_log = logging.getLogger("fissile")
+
+#: Seconds that a cluster may be without workers: a machine that is started on demand takes minutes.
+PATIENCE = 300.0
+_LOOK = 2.0  # seconds between looks at the cluster
+_POLL = 0.2  # seconds of sleep while nobody is there
+_SILENCE = 20.0  # seconds that it may be silent
+_ROOM = 8 << 30  # bytes of a GPU, until one has told how many it has
+_CONTEXT = 512 << 20  # bytes that a process takes on a GPU before it has seen a network
+
+#: What goes into a batch, in estimated seconds on two cores, of which a worker has one.
+_BATCH = {"cuda": BATCH["cuda"], "cpu": BATCH["cpu"] * CORES / 2}
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a machine of the cluster has."""
+
+    cpus: int
+    gpus: int
+    memory: float
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many workers of each kind a cluster has, and what each may take."""
+
+    cpus: int
+    gpus: int
+    per_gpu: int  # workers that share one
+    memory: float  # bytes for a batch on a processor
+
+
+def nodes_of(told: Iterable[Mapping[str, Any]]) -> list[Node]:
+    """Read what ``ray.nodes()`` says of the nodes that are alive.
+
+    >>> nodes_of([{"Alive": True, "Resources": {"CPU": 2.0, "memory": 8e9}}])
+    [Node(cpus=2, gpus=0, memory=8000000000.0)]
+    """
+    alive = [one.get("Resources", {}) for one in told if one["Alive"]]
+    return [
+        Node(int(one.get("CPU", 0)), int(one.get("GPU", 0)), float(one.get("memory", inf)))
+        for one in alive
+    ]
+
+
+def shares_of(nodes: Sequence[Node], works: Sequence[Work], device: str | None) -> Shares:
+    """Count the workers that trials may have.
+
+    >>> shares_of([Node(16, 1, 64e9)], works, device=None)
+
+    A GPU has several, each with a core of its own; the other cores work by themselves.
+    """
+    with_gpu = [node for node in nodes if node.gpus and device != "cpu"]
+    jobs = [default_jobs("cuda", works, cores=node.cpus // node.gpus) for node in with_gpu]
+    per_gpu = min(jobs, default=1)
+    cpus, gpus, memory = 0, 0, inf
+    for node in nodes:
+        taken = min(node.cpus, per_gpu * node.gpus) if device != "cpu" else 0
+        gpus += taken
+        own = 0 if device == "cuda" else min(node.cpus - taken, int(min(node.memory // BASE, 1e6)))
+        if own > 0:
+            cpus += own
+            memory = min(memory, (node.memory - taken * BASE) / own - BASE)
+    return Shares(cpus, gpus, per_gpu, memory)
+
+
+class Crew:
+    """The workers of the cluster that this process is connected to, as lanes.
+
+    >>> with connected() as home:
+    ...     run(works, store, lanes=Crew(works, home.address).lanes)
+
+    Where there is none, it waits for so many seconds of patience before it gives up.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        home: str = "",
+        *,
+        device: str | None = None,
+        jobs: int | None = None,
+        every: float | None = None,
+        patience: float = 0.0,
+    ) -> None:
+        self._works, self._home, self._device, self._jobs = works, home, device, jobs
+        depot = Depot()
+        self._workers = {kind: Workers(depot) for kind in _BATCH}
+        self._lanes = {
+            kind: Lane(self._workers[kind], kind, size=size if every is None else every)
+            for kind, size in _BATCH.items()
+        }
+        for lane in self._lanes.values():
+            lane.least = lane.size / 8
+        self._looked = self._heard = self._manned = time.monotonic()
+        self._asked = 0  # workers, of the autoscaler
+        self._look()
+        try:
+            self._gather(patience)
+        finally:
+            self._ask(0)
+
+    def lanes(self) -> list[Lane]:
+        """Return the lanes as the cluster is now, that of the GPUs first."""
+        self._look_again()
+        now = time.monotonic()
+        self._ask(0 if self._slots else self._worth())
+        if self._slots:
+            self._manned = now
+        elif now > self._manned + PATIENCE:
+            raise Halt(f"the cluster has had no worker for {PATIENCE:.0f} seconds")
+        return list(self._lanes.values())
+
+    def dismiss(self) -> None:
+        """Call back every batch that is still out, and every machine that was asked for."""
+        for workers in self._workers.values():
+            workers.shutdown()
+        self._ask(0)
+
+    @property
+    def _slots(self) -> int:
+        return sum(lane.slots for lane in self._lanes.values())
+
+    def _gather(self, patience: float) -> None:
+        """Wait for the first worker, and give up after a while."""
+        what = "a GPU" if self._device == "cuda" else "a core"
+        begin, waited = time.monotonic(), ""
+        if patience and not self._slots:
+            _log.warning(
+                f"no node of the cluster has {what} for us: waiting for workers ({patience:.0f} s)"
+                " ..."
+            )
+            waited = f", and none came within {patience:.0f} seconds"
+        while not self._slots:
+            if time.monotonic() >= begin + patience:
+                raise FissileError(
+                    f"no node of the cluster has {what} for us{waited}; add one that has, or ask "
+                    "for another device"
+                )
+            self._ask(self._worth())
+            time.sleep(_POLL)
+            self._look_again()
+
+    def _worth(self) -> int:
+        """Return how many workers are worth the minutes that they take to come."""
+        worth = max(1, ceil(sum(work.cost for work in self._works) / PATIENCE))
+        return worth if self._jobs is None else min(worth, self._jobs)
+
+    def _ask(self, workers: int) -> None:
+        """Let the cluster's autoscaler, if it has one, start machines for so many workers.
+
+        It keeps them until it is asked for none.
+        """
+        if workers == self._asked or (self._home and not answers(self._home)):
+            return
+        self._asked = workers
+        with suppress(Exception):  # it is a favour
+            from ray.autoscaler.sdk import request_resources
+
+            worker = {"CPU": CORES, "GPU": 1} if self._device == "cuda" else {"CPU": CORES}
+            request_resources(bundles=workers * [worker])
+
+    def _look_again(self) -> None:
+        """Look at the cluster, if that is some time ago and it answers."""
+        now = time.monotonic()
+        if now > self._looked + _LOOK:
+            self._looked = now
+            if not self._home or answers(self._home):
+                self._heard = now
+                self._look()
+            elif now > self._heard + _SILENCE:
+                raise Halt(f"the cluster at {self._home} does not answer any more")
+
+    def _look(self) -> None:
+        nodes = _nodes()
+        shares = shares_of(nodes, self._works, self._device)
+        cuda, cpu = self._lanes["cuda"], self._lanes["cpu"]
+        most = inf if self._jobs is None else self._jobs
+        cuda.gone, cpu.gone = not shares.gpus, not shares.cpus
+        cuda.slots = int(min(_ahead(shares.gpus), most))
+        cpu.slots = int(min(_ahead(shares.cpus), most - cuda.slots))
+        cpu.memory = shares.memory
+        cuda.memory = (self._workers["cuda"].room or _ROOM) / shares.per_gpu - _CONTEXT
+        cuda.networks = side_by_side(self._works, "cuda", workers=max(1, shares.gpus))
+        for workers in self._workers.values():
+            workers.fit(max((node.memory for node in nodes if node.cpus), default=inf))
+        self._workers["cuda"].gpus = floor(1e4 / shares.per_gpu) / 1e4  # as finely as Ray counts
+
+
+def _ahead(workers: int) -> int:
+    """Return how many batches keep workers busy: one lies ready for whoever is done first."""
+    return workers + 1 if workers else 0
+
+
+def _nodes() -> list[Node]:
+    import ray
+
+    try:
+        return nodes_of(ray.nodes())  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever Ray says where nobody is any more
+        raise Halt(f"the cluster does not answer any more ({shorten(str(error), 200)})") from None
 
 
 @contextmanager

@@ -1,27 +1,109 @@
-"""An executor on a Ray cluster: batches become tasks, and what Ray reports becomes futures."""
+"""What a Ray worker does with a batch, and an executor that turns batches into Ray's tasks."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import lru_cache
 from math import inf
 from textwrap import shorten
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
+import torch
 
 import fissile
+from fissile._common.cores import keep_to
 from fissile._common.errors import FissileError
+from fissile.data.sets import Labelled
 from fissile.lab.batching import Halt, Lost, Recalled, Report, memory_of
-from fissile.lab.classifier import load
+from fissile.lab.classifier import load, provided
 from fissile.lab.cost import data_bytes, process_bytes
-from fissile.lab.ray.task import CORES, entry
+from fissile.lab.store import Provenance
 from fissile.lab.trial import Features, Images, Work
 
-__all__ = ["BASE", "Depot", "Workers"]
+__all__ = ["BASE", "CORES", "Depot", "Workers", "entry", "given_gpu", "perform"]
+
+
+#: Cores that a task asks for, and keeps to.
+CORES = 1
+
+
+def entry() -> Callable[..., object]:
+    """Return what a worker calls first: it travels whole, and so needs nothing to be there.
+
+    Called, it answers with a report, or with words if the worker is not fit to compute.
+    """
+
+    def fissile_batch(version: str, payload: bytes, held: object) -> object:
+        import platform
+
+        try:
+            import fissile
+        except ImportError as error:
+            return f"the worker on {platform.node()} cannot import fissile ({error}); install it"
+        if fissile.__version__ != version:
+            return (
+                f"the worker on {platform.node()} has fissile {fissile.__version__}, and this is "
+                f"{version}; install the same version everywhere"
+            )
+        from fissile.lab.ray.workers import perform
+
+        return perform(payload, held)  # type: ignore[arg-type]
+
+    return fissile_batch
+
+
+def perform(payload: bytes, held: tuple[str, Labelled, str] | None = None) -> Report:
+    """Compute a batch; ``held`` is the data set that it needs, by name and with its fingerprint.
+
+    >>> perform(pickle.dumps((compute, [Trial(warm_up=1, fine_tune=1)], "cpu"))).outcomes
+    """
+    keep_to(CORES)  # other tasks have the others
+    compute, works, device = pickle.loads(payload)
+    if device == "cuda" and torch.cuda.is_available():
+        torch.cuda.set_device(given_gpu())
+    begin = time.perf_counter()
+    with nullcontext() if held is None else provided(*held):
+        outcomes = compute(works, device)
+    seconds = time.perf_counter() - begin
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    return Report(outcomes, _here(device), worker, seconds, _room(device))
+
+
+def given_gpu() -> int:
+    """Return which of the GPUs that this process sees Ray has given to its task.
+
+    >>> given_gpu()
+    0
+    """
+    import ray
+
+    given = [str(one) for one in ray.get_gpu_ids()]
+    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    if not given:
+        return 0
+    return seen.index(given[0]) if given[0] in seen else int(given[0])
+
+
+@lru_cache
+def _here(device: str) -> Provenance:
+    return Provenance.here(device)
+
+
+def _room(device: str) -> int:
+    """Return the bytes of a GPU's memory."""
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
 
 #: Bytes that a worker takes before it has seen a network.
 BASE = 600 << 20

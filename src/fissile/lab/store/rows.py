@@ -1,24 +1,99 @@
-"""What the tables hold: finished trials and runs, to and from their columns."""
+"""The rows of the tables: finished trials with their provenance, and runs."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
+import os
+import platform
+import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+import fissile
+from fissile._common.cores import cores
 from fissile.lab.compute import Outcome
-from fissile.lab.store.advice import undamaged
-from fissile.lab.store.provenance import Provenance
+from fissile.lab.store.database import undamaged
 
-__all__ = ["Row", "Run", "row_of", "row_values", "run_of", "run_values"]
+__all__ = [
+    "Provenance",
+    "Row",
+    "Run",
+    "Time",
+    "row_of",
+    "row_values",
+    "run_of",
+    "run_values",
+    "time_of",
+]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Who made a result.
+
+    >>> Provenance.here("cpu").version
+    '0.1.0'
+    """
+
+    version: str
+    commit: str
+    torch: str
+    device: str
+    python: str
+
+    @classmethod
+    def here(cls, device: str) -> Provenance:
+        """Describe this installation on this machine; what cannot be found out stays empty."""
+        python = platform.python_version()
+        return cls(fissile.__version__, _commit(), str(torch.__version__), _name(device), python)
+
+
+def _commit() -> str:
+    """Return the commit of the source tree, if this is one, marked if files were changed.
+
+    A tree that was copied somewhere without its history, or beside another one, has it in
+    ``FISSILE_COMMIT``.
+    """
+    root = Path(fissile.__file__).resolve().parents[2]
+    if told := os.environ.get("FISSILE_COMMIT"):
+        return told
+    if not (root / ".git").exists():
+        return ""
+    git = ["git", "--no-optional-locks", f"--git-dir={root / '.git'}", f"--work-tree={root}"]
+    asked = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()
+
+
+def _name(device: str) -> str:
+    try:
+        kind = torch.device(device).type
+        if kind == "cuda":
+            return torch.cuda.get_device_name(device)
+    except (AssertionError, RuntimeError):  # not on this machine: what it was called must do
+        return device
+    return f"{_processor()}, {cores()} cores" if kind == "cpu" else device
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or "unknown processor"
 
 
 def _now() -> str:
@@ -37,6 +112,17 @@ class Row:
     provenance: Provenance
     seconds: float
     finished: str
+
+
+@dataclass(frozen=True)
+class Time:
+    """How long one finished trial took: its share of its batch, by cost."""
+
+    kind: str
+    spec: dict[str, Any]
+    device: str
+    seconds: float
+    finished: str  # trials of a batch are finished at the same time
 
 
 @dataclass(frozen=True)
@@ -92,6 +178,13 @@ def row_of(file: Path, values: tuple[Any, ...]) -> Row:
         provenance = Provenance(**json.loads(made_by))
         settings = json.loads(spec)
         return Row(key, kind, settings, numbers, arrays, provenance, float(seconds), finished)
+
+
+def time_of(file: Path, values: tuple[Any, ...]) -> Time:
+    """Return the time of a finished trial from its columns."""
+    kind, spec, made_by, seconds, finished = values
+    with undamaged(file, "a trial"):
+        return Time(kind, json.loads(spec), json.loads(made_by)["device"], float(seconds), finished)
 
 
 def _arrays(blob: bytes) -> dict[str, NDArray[Any]]:
