@@ -55,7 +55,7 @@ def read_pickle(data: bytes) -> Any:
 def _check(data: bytes) -> None:
     """Refuse operations and claims that honest data does not make; nothing is built yet."""
     containers, is_tuple = 0, False  # whether the value on top of the stack is a tuple
-    memo: dict[int, bool] = {}  # whether a remembered value is one
+    memo: dict[Any, bool] = {}  # whether a remembered value is one
     for step, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         name = opcode.name
         containers += name in _MAKERS
