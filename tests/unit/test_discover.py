@@ -1,6 +1,9 @@
 """Finding places: every kind, code as people write it, and models as they are."""
 
 import copy
+import logging
+import sys
+import warnings
 
 import pytest
 import torch
@@ -298,8 +301,6 @@ class Talkative(nn.Module):
         self.count, self.seen = 0, []
 
     def forward(self, x):
-        import warnings
-
         print("forward")
         warnings.warn("forward", stacklevel=1)
         self.count += 1
@@ -308,8 +309,9 @@ class Talkative(nn.Module):
         return self.net(self.norm(x) + torch.ones(4))
 
 
+@pytest.mark.filterwarnings("ignore:forward")
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_and_the_world_stay_as_they_are(training, capfd):
+def test_the_model_and_the_world_stay_as_they_are(training):
     model = nn.Sequential(Talkative(), nn.Linear(3, 3)).train(training)
     model[0].norm.eval()
     before, state = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
@@ -320,8 +322,31 @@ def test_the_model_and_the_world_stay_as_they_are(training, capfd):
     assert all(torch.equal(before[key], after[key]) for key in before | after)
     assert torch.equal(state, torch.random.get_rng_state())
     assert attributes == [vars(module) for module in model.modules()]
-    assert capfd.readouterr() == ("", "")
     assert nn.Module.__call__.__qualname__.startswith("Module.")
+
+
+class Watching(nn.Module):
+    """Forward code that notes what other threads would see of the process while it is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = MLP([4, 6, 3])
+
+    def forward(self, x):
+        SEEN.append((sys.stdout, sys.stderr, logging.root.manager.disable, list(warnings.filters)))
+        return self.net(x)
+
+
+SEEN = []
+
+
+@pytest.mark.parametrize("inputs", [None, torch.ones(5, 4)])
+def test_output_logging_and_warnings_of_the_process_are_left_alone(inputs):
+    SEEN.clear()
+    world = sys.stdout, sys.stderr, logging.root.manager.disable, list(warnings.filters)
+    assert len(discover(Watching(), inputs)) == 1
+    assert SEEN
+    assert all(seen == world for seen in SEEN)
 
 
 def test_torch_s_own_transformer():

@@ -1,12 +1,58 @@
-"""What a tensor carries on the way from one layer to the next: neurons, halves, their number."""
+"""What tensors carry between layers, and what every call on the way does to it.
+
+A tensor carries neurons (`Stream`), both halves of a fused layer's neurons (`Halves`), or their
+number (`Span`). Calls that treat every neuron by itself are told from those that may mix them.
+"""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import torch
 from torch import fx
+from torch.nn import functional
 
-__all__ = ["Halves", "Span", "Stream", "gate_trouble", "merged"]
+__all__ = [
+    "Halves", "Role", "Span", "Stream", "gate_trouble", "halves_of", "is_interleaved", "merged",
+    "name_of", "role_of", "span_of",
+]  # fmt: skip
+
+#: What a call does: it bends every number alone, lets it through, casts it, cuts in two, multiplies
+#: or divides, or acts on every channel alone.
+Role = Literal["bend", "pass", "cast", "cut", "glu", "times", "ratio", "channels"]
+
+_NAMES: dict[Role, str] = {
+    "bend": """
+        abs acos acosh asin asinh atan atanh celu ceil clamp clamp_max clamp_min clip copysign cos
+        cosh elu eq erf erfc exp exp2 expm1 floor floor_divide fmod frac ge gelu gt hardshrink
+        hardsigmoid hardswish hardtanh isfinite isinf isnan le leaky_relu log log10 log1p log2
+        logical_and logical_not logical_or logit logsigmoid lt masked_fill maximum minimum mish
+        nan_to_num ne pow prelu reciprocal relu relu6 remainder round rrelu rsqrt rsub selu sgn
+        sigmoid sign silu sin sinc sinh softplus softshrink softsign sqrt square tan tanh tanhshrink
+        threshold trunc where xlogy floordiv mod and or not invert
+    """,
+    "pass": """
+        add alpha_dropout clone contiguous dropout dropout1d dropout2d dropout3d
+        feature_alpha_dropout feature_dropout iadd isub neg negative positive pos rand_like
+        randn_like ones_like sub subtract zeros_like bfloat16 cpu cuda double float half
+        requires_grad_ retain_grad
+    """,
+    "cast": "to type type_as",
+    "times": "mul multiply imul",
+    "ratio": "div divide truediv true_divide",
+    "cut": "chunk split tensor_split split_with_sizes",
+    "glu": "glu",
+    "channels": """
+        max_pool2d avg_pool2d lp_pool2d adaptive_avg_pool2d adaptive_max_pool2d interpolate
+    """,
+}
+_FIXED = (
+    "its halves are cut at a fixed width, which may not widen along; write chunk(2, -1), or pass "
+    "example_inputs to have it tried out"
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +79,7 @@ class Stream:
         return replace(self, between=between, active=self.active or active)
 
     def alike(self, other: Stream) -> bool:
-        """Tell whether another stream has the same neurons in the same order."""
+        """Return whether another stream has the same neurons in the same order."""
         mine, yours = (self.roots, self.half, self.fused), (other.roots, other.half, other.fused)
         return mine == yours
 
@@ -71,9 +117,137 @@ def merged(streams: list[Stream], active: bool) -> Stream:
 
 
 def gate_trouble(one: Stream, other: Stream) -> str | None:
-    """Say why two different streams that are multiplied are not gate and up; None if they are."""
+    """Return why two streams that are multiplied are not gate and up; None if they are."""
     if not (one.whole and other.whole) or one.conv or other.conv or one.width != other.width:
         return "its output is multiplied with other neurons, and they are not gate and up"
     if one.roots[0].all_input_nodes[:1] != other.roots[0].all_input_nodes[:1]:
         return "it is multiplied like gate and up with a layer that reads a different input"
+    return None
+
+
+def _tables() -> tuple[dict[Callable[..., Any], Role], dict[str, Role]]:
+    """Look every name up among torch's functions, Python's operators and a tensor's methods."""
+    functions: dict[Callable[..., Any], Role] = {}
+    methods: dict[str, Role] = {}
+    for role, names in _NAMES.items():
+        for name in names.split():
+            for known in (name, f"{name}_"):  # and the variant in place
+                for home in (torch, functional, operator):
+                    function = getattr(home, known, None)
+                    if callable(function) and not isinstance(function, type):
+                        functions[function] = role
+                if hasattr(torch.Tensor, known):
+                    methods[known] = role
+    return functions, methods
+
+
+_FUNCTIONS, _METHODS = _tables()
+
+
+def role_of(node: fx.Node) -> Role | None:
+    """Return what a call in a graph does to neurons; None where it may mix them."""
+    if node.op == "call_method":
+        return _METHODS.get(str(node.target))
+    return _FUNCTIONS.get(node.target) if callable(node.target) else None
+
+
+def name_of(node: fx.Node) -> str:
+    """Return a call's name as its author would have written it."""
+    if node.op == "call_method":
+        return f".{node.target}()"
+    if node.target is operator.getitem:
+        return "indexing"
+    if node.target is getattr:
+        return f".{node.args[1]}"
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def halves_of(node: fx.Node, tag: Any, tags: dict[fx.Node, Any]) -> Halves | Stream | None:
+    """Return what a cut in two or the taking of a half yields; None for anything else.
+
+    Args:
+        node: a function or method call.
+        tag: what its first argument carries.
+        tags: what other nodes carry, for bounds that are computed from the width.
+    """
+    if isinstance(tag, Halves):
+        which = node.args[1] if node.target is operator.getitem else None
+        return tag.stream.taken(which % 2) if isinstance(which, int) and -2 <= which < 2 else None
+    if not isinstance(tag, Stream) or not tag.whole or tag.conv or tag.width % 2:
+        return None
+    role = role_of(node)
+    if role == "glu":
+        return tag.joined() if _argument(node, 1, "dim", -1) == -1 else None
+    if role == "cut":
+        return _cut(node, tag)
+    return _slice(node.args[1], tag, tags) if node.target is operator.getitem else None
+
+
+def is_interleaved(node: fx.Node) -> bool:
+    """Return whether a call takes every second neuron, as ``x[..., ::2]`` does."""
+    index = node.args[1] if node.target is operator.getitem else None
+    last = index[-1] if isinstance(index, tuple) and index else index
+    return isinstance(last, slice) and last.step not in (None, 1)
+
+
+def _argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def _cut(node: fx.Node, stream: Stream) -> Halves | None:
+    """Read ``chunk(2, -1)``, or a cut by sizes that are half the width."""
+    if _argument(node, 2, "dim", 0) != -1:
+        return None
+    name = str(getattr(node.target, "__name__", node.target))
+    sizes = [value for key, value in node.kwargs.items() if key not in ("dim", "input")]
+    size = node.args[1] if len(node.args) > 1 else next(iter(sizes), None)
+    if name in ("chunk", "tensor_split") and size == 2:
+        return Halves(stream)
+    half = stream.width // 2
+    fixed = (half, [half, half]) if name.startswith("split") else ([half],)
+    size = list(size) if isinstance(size, list | tuple) else size
+    return Halves(replace(stream, doubt=_FIXED)) if size in fixed else None
+
+
+def _slice(index: Any, stream: Stream, tags: dict[fx.Node, Any]) -> Stream | None:
+    """Read ``x[..., :h]`` or ``x[..., h:]``, where h is a number or half of the width as read."""
+    parts = index if isinstance(index, tuple) else (index,)
+    last = parts[-1] if parts else None
+    if not isinstance(last, slice) or last.step not in (None, 1):
+        return None
+    if any(part not in (..., slice(None)) for part in parts[:-1]):
+        return None
+    half = stream.width // 2
+    bounds = [_bound(one, tags) for one in (last.start, last.stop)]
+    doubt = _FIXED if half in bounds else stream.doubt
+    start, stop = ("half" if one == half else one for one in bounds)
+    if start in (None, 0) and stop == "half":
+        return replace(stream.taken(0), doubt=doubt)
+    if start == "half" and stop in (None, stream.width):
+        return replace(stream.taken(1), doubt=doubt)
+    return None
+
+
+def _bound(bound: Any, tags: dict[fx.Node, Any]) -> Any:
+    if not isinstance(bound, fx.Node):
+        return bound
+    span = tags.get(bound)
+    parts = span.parts if isinstance(span, Span) else None
+    return {1: None, 2: "half"}.get(parts or 0, "unknown")
+
+
+def span_of(node: fx.Node, tag: Any) -> Span | None:
+    """Return a stream's shape, its width, or half of it; None for anything else."""
+    if isinstance(tag, Span):
+        if tag.parts is None and node.target is operator.getitem and node.args[1] == -1:
+            return Span(tag.stream, 1)
+        halved = node.target is operator.floordiv and node.args[1] == 2
+        return Span(tag.stream, 2) if tag.parts == 1 and halved else None
+    if not isinstance(tag, Stream):
+        return None
+    if node.target is getattr and node.args[1] == "shape":
+        return Span(tag, None)
+    sized = node.op == "call_method" and node.target == "size" and not node.kwargs
+    if sized and node.args[1:] in ((), (-1,)):
+        return Span(tag, 1 if node.args[1:] else None)
     return None

@@ -7,8 +7,18 @@ from typing import Any
 
 from torch import fx, nn
 
-from fissile.discovery.flow import Halves, Span, Stream, gate_trouble, merged
-from fissile.discovery.fused import halves_of, is_interleaved, span_of
+from fissile.discovery.flow import (
+    Halves,
+    Span,
+    Stream,
+    gate_trouble,
+    halves_of,
+    is_interleaved,
+    merged,
+    name_of,
+    role_of,
+    span_of,
+)
 from fissile.discovery.module_checks import (
     has_hooks,
     is_layer,
@@ -19,12 +29,10 @@ from fissile.discovery.module_checks import (
     passes_silently,
     sizes_of,
 )
-from fissile.discovery.ops import name_of, role_of
-from fissile.discovery.place import Kind
-from fissile.discovery.trace import Scope
+from fissile.discovery.place import Candidate, Kind
 from fissile.layers.mlp import is_elementwise
 
-__all__ = ["FROZEN", "Found", "Wiring", "follow"]
+__all__ = ["FROZEN", "Scope", "Wiring", "follow"]
 
 _HARMLESS = ("dtype", "device", "ndim", "dim", "is_cuda", "requires_grad", "layout")
 #: Why neurons are refused that take part in no training.
@@ -32,27 +40,28 @@ FROZEN = "it is used under torch.no_grad(), so no gradient comes back"
 _VERBS = {"add": "added to", "sub": "subtracted from", "mul": "multiplied with"}
 
 
-@dataclass(frozen=True)
-class Found:
-    """A place by the names of its modules; ``doubt`` says why it has to be tried out first."""
+@dataclass
+class Scope:
+    """A module whose forward was traced, and what it does."""
 
-    kind: Kind
-    firsts: tuple[str, ...]
-    between: tuple[str, ...]
-    second: str
-    doubt: str | None = None
+    root: nn.Module
+    graph: fx.Graph
+    opaque: dict[str, str]  # modules that stayed closed, and why
+    reached: set[str]  # modules that were called, and all above them
+    kept: list[fx.Node] = field(default_factory=list)  # what forward left behind in attributes
+    asked: set[str] = field(default_factory=set)  # layers whose widths the code asks for
 
 
 @dataclass
 class Wiring:
-    """What a graph says of its layers: the places, and why the rest are none."""
+    """What a graph says of its layers: the places, and why the others are none."""
 
-    found: list[Found] = field(default_factory=list)
+    places: list[Candidate] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
 
 def follow(scope: Scope, path: str, trouble: dict[str, str]) -> Wiring:
-    """Find the places of a scope.
+    """Return the places of a scope, and why its other layers are none.
 
     Args:
         scope: what was traced.
@@ -85,8 +94,8 @@ class _Follower:
         return wiring
 
     def _step(self, node: fx.Node) -> Any:
-        """Say what a node carries; what it does that is not understood spoils what it takes."""
-        carried = [one for one in node.all_input_nodes if one in self.tags]
+        """Return what a node carries; what is not understood spoils the neurons it takes."""
+        carried = [source for source in node.all_input_nodes if source in self.tags]
         if node.meta.get("frozen"):
             self._spoil(carried, FROZEN)
         if node.op == "call_module":
@@ -100,7 +109,7 @@ class _Follower:
 
     def _module(self, node: fx.Node) -> Stream | None:
         module, name = self.modules[str(node.target)], self._name(node)
-        carried = [one for one in node.all_input_nodes if one in self.tags]
+        carried = [source for source in node.all_input_nodes if source in self.tags]
         stream = self.tags[carried[0]] if len(carried) == 1 else None
         if carried and not isinstance(stream, Stream):
             self._spoil(carried, f"its output is used by {self._called(str(node.target))}")
@@ -135,7 +144,7 @@ class _Follower:
                 self.reads[root].append((stream, node))
 
     def _pass(self, target: str, module: nn.Module, stream: Stream) -> Stream | str:
-        """Carry neurons through a module that is not a layer, or say why that cannot be."""
+        """Return the neurons after a module that is not a layer, or why they do not pass."""
         called, name = self._called(target), self._full(target)
         if has_hooks(module):
             return f"its output goes through {called}, which has hooks; remove them"
@@ -159,7 +168,7 @@ class _Follower:
         asked = node.args[1] if node.target is getattr else node.target
         if asked in _HARMLESS:
             return None
-        tags = [self.tags[one] for one in carried]
+        tags = [self.tags[source] for source in carried]
         if all(isinstance(tag, Span) for tag in tags[1:]):
             half = halves_of(node, tags[0], self.tags)
             if half is not None:
@@ -221,7 +230,7 @@ class _Follower:
         return None
 
     def _judge(self, root: fx.Node, wiring: Wiring) -> None:
-        """Make a place of a layer's neurons, or say why there is none."""
+        """Make a place of a layer's neurons, or note why there is none."""
         name, reads = self._name(root), self.reads[root]
         if root in self.spoiled:
             wiring.reasons[name] = self.spoiled[root]
@@ -246,7 +255,7 @@ class _Follower:
             kind: Kind = "conv" if stream.conv else "fused" if stream.fused else "mlp"
             kind = "gated" if len(stream.roots) == 2 else kind
             firsts = tuple(self._name(one) for one in stream.roots)
-            wiring.found.append(Found(kind, firsts, stream.between, second, stream.doubt))
+            wiring.places.append(Candidate(kind, firsts, stream.between, second, stream.doubt))
 
     def _spoil(self, nodes: list[fx.Node], reason: str) -> Any:
         for node in nodes:
@@ -276,7 +285,7 @@ class _Follower:
 
 
 def _in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Tell calls that change their input, such as ``x.relu_()``."""
+    """Return whether a call changes its input, as ``x.relu_()`` does."""
     if node.op == "call_module":
         return bool(getattr(modules[str(node.target)], "inplace", False))
     changing = node.op == "call_method" and str(node.target).endswith("_")

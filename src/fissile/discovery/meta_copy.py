@@ -1,61 +1,74 @@
-"""Copies of a model for looking at: with tensors that have no values, or numbers of 64 bits."""
+"""Copies of a model to look at: with tensors that have no values, or numbers of 64 bits.
+
+Whoever runs a copy's code does so under `random_numbers_apart`, so that the user's own random
+numbers stay where they were.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import random
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, float64, nn
 from torch.nn.parameter import is_lazy
 
 from fissile.discovery.module_checks import widens
 
-__all__ = ["WIDTHS", "Width", "as_it_is", "copied_with", "hollow_copy", "in_double"]
+__all__ = [
+    "as_it_is", "copied_with", "in_double", "meta_copy", "random_numbers_apart", "reseed",
+]  # fmt: skip
 
-WIDTHS = (
+_WIDTHS = (
     "in_features", "out_features", "in_channels", "out_channels", "nx", "nf",
     "num_features", "num_channels",
 )  # fmt: skip
+_ALONE = threading.RLock()  # two threads would give each other's random numbers back
 
 
-class Width(int):
-    """A width that knows whose it is, so that a tracer sees code which reads it."""
-
-    owner: str
-
-
-def hollow_copy(model: nn.Module) -> nn.Module:
+def meta_copy(model: nn.Module) -> tuple[nn.Module, set[str]]:
     """Copy a model with tensors that have a shape but no values, so that nothing can be harmed.
 
     Layers and norms are new objects under their names: code that calls them in another way, as
     from a helper that holds them, calls something that is not in the model, as it would after
     expansion.
+
+    Returns:
+        The copy, and a set: a layer's name comes into it when code asks for one of its widths.
     """
-    hollow = copied_with(model, _hollow)
+    hollow = copied_with(model, _empty)
+    asked: set[str] = set()
     fresh: dict[int, nn.Module] = {}
     for path, module in list(hollow.named_modules(remove_duplicate=False)):
         above, _, name = path.rpartition(".")
         if path and widens(module):
             if id(module) not in fresh:
-                fresh[id(module)] = _anew(module, path)
+                fresh[id(module)] = _watched(module, path, asked)
             hollow.get_submodule(above)._modules[name] = fresh[id(module)]
-    return hollow
+    return hollow, asked
 
 
-def _anew(module: nn.Module, path: str) -> nn.Module:
-    """Return another object with all a layer has, its widths where a tracer sees them asked for."""
-    new = nn.Module.__new__(type(module))
-    vars(new).update(vars(module))
-    new._buffers = dict(module._buffers)
-    for key in WIDTHS:
-        value = vars(new).get(key)
-        if isinstance(value, int):
-            width = Width(value)
-            width.owner = path
-            del vars(new)[key]
-            new._buffers[key] = width  # type: ignore[assignment]
+def _watched(module: nn.Module, path: str, asked: set[str]) -> nn.Module:
+    """Return another object with all a layer has, whose widths note that they were asked for."""
+    kind = type(module)
+    widths = {key: value for key in _WIDTHS if isinstance(value := vars(module).get(key), int)}
+
+    def recording(width: int) -> property:
+        def read(_: nn.Module) -> int:
+            asked.add(path)
+            return width
+
+        return property(read)
+
+    body: dict[str, Any] = {key: recording(width) for key, width in widths.items()}
+    body |= {"__module__": kind.__module__, "watched": kind}
+    new: nn.Module = nn.Module.__new__(type(kind.__name__, (kind,), body))
+    vars(new).update({key: value for key, value in vars(module).items() if key not in widths})
     return new
 
 
@@ -70,7 +83,7 @@ def copied_with(model: nn.Module, make: Callable[[Tensor], Tensor | None]) -> nn
     return copy.deepcopy(model, memo)
 
 
-def _hollow(tensor: Tensor) -> Tensor:
+def _empty(tensor: Tensor) -> Tensor:
     if is_lazy(tensor):
         return tensor
     return _like(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
@@ -92,3 +105,26 @@ def _like(tensor: Tensor, data: Tensor) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(data, requires_grad=tensor.requires_grad)
     return data
+
+
+@contextlib.contextmanager
+def random_numbers_apart() -> Iterator[None]:
+    """Let foreign code draw random numbers that start anew; give the user's own back after it."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with _ALONE, torch.random.fork_rng(devices=devices):
+        python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        reseed()
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+def reseed() -> None:
+    """Start all random numbers anew, so that code which skips layers by chance is predictable."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():  # torch.manual_seed would also seed devices not yet in use
+        torch.cuda.manual_seed_all(0)

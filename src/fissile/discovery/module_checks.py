@@ -18,7 +18,7 @@ from fissile.layers import SparseLayer, is_transposed
 from fissile.layers.norms import width_of
 
 __all__ = [
-    "contents", "forward_of", "has_hooks", "held_aside", "is_expanded", "is_layer", "is_norm",
+    "contents", "forward_of", "has_hooks", "held_aside", "is_known_code", "is_layer", "is_norm",
     "is_torch_s", "is_transformer_layer", "kind_of", "marks_of", "norm_trouble",
     "passes_channels", "passes_silently", "refuse_packed", "shape_of", "sizes_of", "tied",
     "trouble_of", "widens", "wrapped_in",
@@ -45,13 +45,23 @@ def forward_of(module: nn.Module) -> Any:
 
 
 def is_torch_s(module: nn.Module) -> bool:
-    """Tell the modules of torch.nn, whose code is known, from what others have written."""
+    """Return whether a module is one of torch.nn, whose code is known."""
     return type(module).__module__.startswith("torch.nn.")
 
 
-def is_expanded(module: nn.Module) -> bool:
-    """Return whether the module is one of fissile's own layers, made by an earlier expansion."""
-    return isinstance(module, SparseLayer)
+def is_known_code(module: nn.Module) -> bool:
+    """Return whether a module's code is known to call the blocks below it as wholes.
+
+    The models of torch and of transformers do; of any other code it is unknown until it is traced
+    or tried out.
+    """
+    return type(module).__module__.startswith(("torch.nn.", "transformers.models."))
+
+
+def _type_of(module: nn.Module) -> type[nn.Module]:
+    """Return a module's class; of a watched copy, the class that it copies."""
+    kind: type[nn.Module] = getattr(type(module), "watched", type(module))
+    return kind
 
 
 def refuse_packed(model: nn.Module) -> None:
@@ -66,14 +76,14 @@ def _is_quantized(module: nn.Module) -> bool:
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Tell whether a module has neurons of its own: linear layers and convolutions."""
+    """Return whether a module has neurons of its own: linear layers and convolutions."""
     if isinstance(module, nn.Linear | _ConvNd):
         return True
-    return is_transposed(module) or is_expanded(module) or _is_quantized(module)
+    return is_transposed(module) or isinstance(module, SparseLayer) or _is_quantized(module)
 
 
 def kind_of(module: nn.Module) -> str:
-    """Name the kind of a layer in a table.
+    """Return the name of a layer's kind for a table.
 
     >>> kind_of(nn.Conv2d(3, 8, 3))
     'conv2d'
@@ -84,7 +94,7 @@ def kind_of(module: nn.Module) -> str:
 
 
 def is_transformer_layer(module: nn.Module) -> bool:
-    """Tell torch's own transformer layers, whose code cannot be traced but is known."""
+    """Return whether a module is torch's own transformer layer: known, but not traceable."""
     for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
         if isinstance(module, kind):
             mine = type(module)
@@ -107,7 +117,7 @@ def sizes_of(layer: nn.Module) -> tuple[int, int]:
 
 
 def shape_of(layer: nn.Module) -> str:
-    """Write a layer's sizes for a table, whatever it can tell about them."""
+    """Return a layer's sizes for a table, with ? for what it does not have."""
     inputs = getattr(layer, "in_features", getattr(layer, "in_channels", getattr(layer, "nx", "?")))
     names = ("out_features", "out_channels", "nf")
     neurons = next((getattr(layer, name) for name in names if hasattr(layer, name)), "?")
@@ -115,29 +125,29 @@ def shape_of(layer: nn.Module) -> str:
 
 
 def passes_silently(module: nn.Module) -> bool:
-    """Tell modules that let every neuron through as it is, but for chance."""
+    """Return whether a module lets every neuron through as it is, but for dropout."""
     nothing = type(module) is nn.Sequential and not len(module)
     return isinstance(module, _DropoutNd) or type(module) is nn.Identity or nothing
 
 
 def passes_channels(module: nn.Module) -> bool:
-    """Tell pooling, padding and scaling that act on every channel of an image alone."""
+    """Return whether a module pools, pads or scales every channel of an image alone."""
     return type(module) in _CHANNELWISE and not getattr(module, "return_indices", False)
 
 
 def widens(module: nn.Module) -> bool:
-    """Tell whether a new module takes this one's place when neurons get children."""
+    """Return whether a new module takes this one's place when neurons get children."""
     return is_layer(module) or width_of(module) is not None
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Tell norms, whether they can widen or not, and slopes."""
+    """Return whether a module is a norm, fit to widen or not, or has slopes."""
     norms = (nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase, nn.GroupNorm)
-    return isinstance(module, norms) or type(module) is nn.PReLU
+    return isinstance(module, norms) or _type_of(module) is nn.PReLU
 
 
 def norm_trouble(norm: nn.Module, width: int, conv: bool) -> str | None:
-    """Say why a norm or PReLU cannot widen with ``width`` neurons; None if it can."""
+    """Return why a norm or PReLU cannot widen with ``width`` neurons; None if it can."""
     if isinstance(norm, nn.PReLU):
         return None if norm.num_parameters in (1, width) else "has slopes that fit no neuron"
     mine: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm)
@@ -148,12 +158,12 @@ def norm_trouble(norm: nn.Module, width: int, conv: bool) -> str | None:
     else:
         mine = (nn.BatchNorm2d, nn.InstanceNorm2d) if conv else (nn.BatchNorm1d,)
         fits = bool(norm.num_features == width)
-    return None if fits and type(norm) in mine else "normalises something else than its neurons"
+    return None if fits and _type_of(norm) in mine else "normalises something else than its neurons"
 
 
 def trouble_of(layer: nn.Module) -> str | None:
-    """Say why a layer cannot take part in any place, whatever surrounds it; None if it can."""
-    if is_expanded(layer):
+    """Return why a layer cannot take part in any place, whatever surrounds it; None if it can."""
+    if isinstance(layer, SparseLayer):
         return "it is expanded already; start from the dense model"
     if isinstance(layer, _ConvTransposeNd):
         return "it is a transposed convolution"
@@ -188,7 +198,7 @@ def marks_of(layer: nn.Module) -> dict[str, Any]:
 
 
 def _own_things(layer: nn.Module) -> list[str]:
-    """Name what a new layer could not take over: tensors, modules, and notes on its width."""
+    """Return what a new layer could not take over: tensors, modules, and notes on its width."""
     tensors = {*layer._parameters, *layer._buffers, *layer._modules} - {"weight", "bias"}
     sizes = tuple(layer.weight.shape) if isinstance(layer.weight, Tensor) else ()
     marks = [key for key, value in marks_of(layer).items() if not _is_mark(value, sizes)]
@@ -224,7 +234,7 @@ def _parameter_trouble(layer: nn.Module) -> str | None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Tell whether a module or a parameter of its own has hooks, which a new one would lose."""
+    """Return whether a module or a parameter of its own has hooks, which a new one would lose."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(module, name) for name in names):
         return True
@@ -233,7 +243,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def wrapped_in(model: nn.Module) -> str | None:
-    """Say what spreads a model over processes or devices, which expansion must precede."""
+    """Return what spreads a model over processes or devices, which expansion must precede."""
     for module in model.modules():
         names = {base.__name__ for base in type(module).__mro__} & _WRAPPERS
         if names:
@@ -262,7 +272,7 @@ def tied(model: nn.Module) -> dict[int, str]:
 
 
 def contents(value: Any) -> Iterator[Any]:
-    """Go through what a list, a dictionary, a partial or a bound method holds; else the value."""
+    """Yield what a list, a dictionary, a partial or a bound method holds; else the value."""
     waiting, seen = [value], set[int]()
     while waiting:
         value = waiting.pop()
@@ -283,7 +293,7 @@ def contents(value: Any) -> Iterator[Any]:
 
 
 def held_aside(model: nn.Module) -> dict[int, str]:
-    """Say, by id, which modules the model keeps elsewhere than under their names, as in a list.
+    """Return, by id, where the model keeps modules besides under their names, as in a list.
 
     A new layer would take the name, and the code might go on calling the old one.
     """

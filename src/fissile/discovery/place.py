@@ -8,7 +8,7 @@ from typing import Literal
 
 from fissile._common.table import aligned
 
-__all__ = ["Discovery", "Kind", "Place", "Refusal"]
+__all__ = ["Candidate", "Discovery", "Kind", "Place", "Refusal"]
 
 
 #: A plain pair; gate and up side by side; the same as one matrix; filters.
@@ -16,8 +16,23 @@ Kind = Literal["mlp", "gated", "fused", "conv"]
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A possible place by the names of its modules; with a ``doubt`` it must be tried out first."""
+
+    kind: Kind
+    firsts: tuple[str, ...]
+    between: tuple[str, ...]
+    second: str
+    doubt: str | None = None
+
+
+@dataclass(frozen=True)
 class Place:
     """A place where neurons can be split: the layers that make them and the one that reads them.
+
+    >>> place = discover(MLP([32, 8, 1])).places[0]
+    >>> place.name, place.between, place.second, place.neurons
+    ('layers.0', ('layers.1',), 'layers.2', 8)
 
     ``firsts`` has one name, or gate and up of a gated pair. In a ``"fused"`` pair one layer makes
     both halves, so it has ``2 * neurons`` rows. ``between`` are the modules the neurons pass
@@ -46,7 +61,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A layer with neurons that will not be split, and why."""
+    """A layer with neurons that will not be split, and why.
+
+    >>> discover(MLP([32, 8, 1])).refusals[0].reason
+    'its output is what the model returns'
+    """
 
     name: str
     kind: str
@@ -56,7 +75,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Discovery:
-    """All that was found, in the order in which data flows through the model."""
+    """The places and refusals of a model, in the order in which data flows through it.
+
+    >>> len(discover(MLP([32, 8, 1])))
+    1
+    """
 
     places: tuple[Place, ...]
     refusals: tuple[Refusal, ...]
@@ -71,17 +94,11 @@ class Discovery:
 
     def __str__(self) -> str:
         """Show a table: what can be split, then what cannot and why."""
-        found = [("place", "kind", "inputs → neurons → outputs", "non-zeros")]
-        found += [
-            (
-                one.name,
-                one.kind,
-                f"{one.inputs} → {one.neurons} → {one.outputs}",
-                f"{one.nonzeros:,}",
-            )
-            for one in self.places
-        ]
+        rows = [("place", "kind", "inputs → neurons → outputs", "non-zeros")]
+        for place in self.places:
+            sizes = f"{place.inputs} → {place.neurons} → {place.outputs}"
+            rows.append((place.name, place.kind, sizes, f"{place.nonzeros:,}"))
         refused = [("refused", "kind", "shape", "why")]
-        refused += [(one.name, one.kind, one.shape, one.reason) for one in self.refusals]
-        lines = aligned(found, right=[3]) if self.places else ["no place can be split"]
+        refused += [(layer.name, layer.kind, layer.shape, layer.reason) for layer in self.refusals]
+        lines = aligned(rows, right=[3]) if self.places else ["no place can be split"]
         return "\n".join([*lines, "", *aligned(refused)] if self.refusals else lines)

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fissile._common.errors import FissileError
-from fissile.discovery.follow import Found
-from fissile.discovery.isolate import reseed
-from fissile.discovery.meta_copy import as_it_is, copied_with, in_double
+from fissile.discovery.meta_copy import as_it_is, copied_with, in_double, reseed
+from fissile.discovery.place import Candidate
 from fissile.layers import children_of, is_transposed
 from fissile.layers.norms import copied, widened
 
@@ -40,33 +39,35 @@ def arguments_of(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example_inputs,), {}
 
 
-def try_out(model: nn.Module, found: list[Found], example_inputs: Any) -> dict[Found, str]:
+def try_out(model: nn.Module, places: list[Candidate], example_inputs: Any) -> dict[Candidate, str]:
     """Double the neurons of every place, in a copy and without splitting; return what fails, why.
 
     Args:
         model: the model; it stays as it is.
-        found: the places to try.
+        places: the places to try.
         example_inputs: for one forward pass.
     """
-    trial = _Trial(model, {one.second for one in found}, example_inputs)
-    failed = {one: why for one in found if (why := trial.miscounted(one)) is not None}
-    left = [one for one in found if one not in failed]
+    trial = _Trial(model, {place.second for place in places}, example_inputs)
+    failed = {place: why for place in places if (why := trial.miscounted(place)) is not None}
+    left = [place for place in places if place not in failed]
     while left:
         together = _apart(left)
         if trial.trouble(together) is not None:
-            failed |= {one: why for one in together if (why := trial.trouble([one])) is not None}
-        left = [one for one in left if one not in together]
+            failed |= {
+                place: why for place in together if (why := trial.trouble([place])) is not None
+            }
+        left = [place for place in left if place not in together]
     return failed
 
 
-def _apart(found: list[Found]) -> list[Found]:
+def _apart(places: list[Candidate]) -> list[Candidate]:
     """Return places that have no layer in common."""
-    chosen: list[Found] = []
+    chosen: list[Candidate] = []
     spent: set[str] = set()
-    for one in found:
-        layers = {*one.firsts, one.second}
+    for place in places:
+        layers = {*place.firsts, place.second}
         if spent.isdisjoint(layers):
-            chosen.append(one)
+            chosen.append(place)
             spent |= layers
     return chosen
 
@@ -104,32 +105,32 @@ class _Trial:
         else:
             self.copy_tensor = as_it_is
 
-    def miscounted(self, found: Found) -> str | None:
-        """Say whether a layer runs more often than what reads it, in one pass."""
+    def miscounted(self, place: Candidate) -> str | None:
+        """Return whether a layer and its reader run unequally often in one pass; None if alike."""
         calls = self.plain.calls
-        firsts, second = [calls[name] for name in found.firsts], calls[found.second]
+        firsts, second = [calls[name] for name in place.firsts], calls[place.second]
         if any(count > second for count in firsts):
-            return f"it is called more often than {found.second!r}, which reads it"
+            return f"it is called more often than {place.second!r}, which reads it"
         if any(count < second for count in firsts):
-            return f"{found.second!r}, which reads it, is called more often"
-        if second == 0 and found.doubt is not None:
-            return f"{found.doubt} (the example_inputs given do not reach it)"
+            return f"{place.second!r}, which reads it, is called more often"
+        if second == 0 and place.doubt is not None:
+            return f"{place.doubt} (the example_inputs given do not reach it)"
         return None
 
-    def trouble(self, found: list[Found]) -> str | None:
-        """Say whether the model computes something else when these places are doubled."""
+    def trouble(self, places: list[Candidate]) -> str | None:
+        """Return how the model goes wrong when these places are doubled; None if it does not."""
         work = self._copy()
-        for one in found:
-            _double(work, one)
+        for place in places:
+            _double(work, place)
         try:
             wide = self._run(work)
         except Exception:  # a shape that no longer fits, whatever says so
             return _CHANGED
-        layers = [name for one in found for name in (*one.firsts, one.second)]
+        layers = [name for place in places for name in (*place.firsts, place.second)]
         if any(wide.calls[name] != self.plain.calls[name] for name in layers):
             return "the model goes on calling the old layer, past its name"
         # A branch that counts for little shows in its own layer, hardly in what the model returns.
-        for name in ("", *(one.second for one in found)):
+        for name in ("", *(place.second for place in places)):
             mine, theirs = (run.outputs.get(name, []) for run in (wide, self.plain))
             if len(mine) != len(theirs) or not all(map(_close, mine, theirs)):
                 return _CHANGED
@@ -162,7 +163,7 @@ class _Trial:
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
-    """Find the tensors in whatever a model returns."""
+    """Yield the tensors in whatever a model returns."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
@@ -192,15 +193,15 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return bool(((one - other).abs() <= room * other.abs().max()).all()) if one.numel() else True
 
 
-def _double(model: nn.Module, found: Found) -> None:
+def _double(model: nn.Module, place: Candidate) -> None:
     """Give every neuron a twin; what reads them counts each one half."""
-    for name in found.firsts:
+    for name in place.firsts:
         model.set_submodule(name, _layer(model.get_submodule(name), neurons=True))
-    for name in found.between:
+    for name in place.between:
         new = widened(model.get_submodule(name), 2)
         if new is not None:
             model.set_submodule(name, new[0].train(False))
-    model.set_submodule(found.second, _layer(model.get_submodule(found.second), neurons=False))
+    model.set_submodule(place.second, _layer(model.get_submodule(place.second), neurons=False))
 
 
 def _layer(layer: nn.Module, *, neurons: bool) -> nn.Module:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fissile.discovery.isolate import quietly
+from fissile.discovery.meta_copy import random_numbers_apart
 from fissile.layers import SparseConv2d, SparseLayer, SparseLinear
 
 __all__ = ["config_of", "dense_shapes", "widen_config"]
@@ -98,7 +98,7 @@ def _shapes_with(
 ) -> dict[str, tuple[int, ...]] | None:
     """Build the architecture from a changed config, without tensors; None if that fails."""
     try:
-        with quietly(), torch.device("meta"):
+        with random_numbers_apart(), torch.device("meta"):
             other = copy.deepcopy(config)
             for key, width in wide.items():
                 setattr(other, key, width)

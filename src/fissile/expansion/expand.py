@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from fissile._common.errors import FissileError, whole
 from fissile._common.random import Draw, hash32, seeded
-from fissile.discovery.discover import discover
 from fissile.discovery.module_checks import wrapped_in
 from fissile.discovery.place import Discovery, Place, Refusal
+from fissile.discovery.search import discover
 from fissile.expansion.budget import (
     Allocation,
     Budget,

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fissile._common.errors import FissileError, whole
-from fissile.discovery.discover import discover
+from fissile.discovery.search import discover
 from fissile.expansion.budget import Budget, check_budget
 from fissile.expansion.expand import Where, choose, expand
 from fissile.expansion.pattern import check_alpha

@@ -16,7 +16,7 @@ from fissile._common.errors import FissileError, whole
 from fissile._common.shapes import Float
 from fissile.layers import SparseLinear
 
-__all__ = ["MLP", "first_hidden", "is_elementwise"]
+__all__ = ["MLP", "PLAIN_PARTS", "Link", "chain", "first_hidden", "is_elementwise"]
 
 
 # Activations of torch.nn that act on each number alone, by the name a user would write.
@@ -78,7 +78,10 @@ def _activation_from(recipe: dict[str, Any]) -> nn.Module:
 
 
 def is_elementwise(module: nn.Module, *, training: bool = False) -> bool:
-    """Tell whether a module maps every number by itself, so that neurons may be copied through it.
+    """Return whether a module maps every number by itself, so that neurons may be copied through.
+
+    >>> is_elementwise(nn.ReLU()), is_elementwise(nn.Softmax(-1))
+    (True, False)
 
     The activations of torch.nn are known; any other module is tried out, in evaluation mode or in
     training: its answer must not depend on the order or the number of the entries. When in doubt,
@@ -206,6 +209,9 @@ _PASSING = (
     nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity,
 )  # fmt: skip
 
+#: What a plain chain is made of: nothing here runs code that is not known.
+PLAIN_PARTS = {nn.Sequential, MLP, nn.Linear, *_PASSING, *_ACTIVATIONS.values()}
+
 
 @dataclass(frozen=True)
 class Link:
@@ -216,25 +222,34 @@ class Link:
 
 
 def first_hidden(model: nn.Module) -> nn.Module:
-    """Return the layer the paper calls W1: the first linear one that an activation follows."""
-    chain = list(_chain(model))
-    linears = [i for i, m in enumerate(chain) if isinstance(m.module, nn.Linear | SparseLinear)]
+    """Return the layer the paper calls W1: the first linear one that an activation follows.
+
+    >>> first_hidden(MLP([32, 8, 1], embedding=4))
+    Linear(in_features=4, out_features=8, bias=True)
+    """
+    links = list(chain(model))
+    linears = [i for i, m in enumerate(links) if isinstance(m.module, nn.Linear | SparseLinear)]
     for here, after in pairwise(linears):
-        if _is_hidden(tuple(chain[here + 1 : after])):
-            return chain[here].module
+        if _is_hidden(tuple(links[here + 1 : after])):
+            return links[here].module
     raise FissileError("the model has no hidden layer")
 
 
-def _chain(model: nn.Module, prefix: str = "") -> Iterator[Link]:
+def chain(model: nn.Module, prefix: str = "") -> Iterator[Link]:
+    """Yield the modules of a model that calls them one after the other.
+
+    >>> [link.name for link in chain(MLP([32, 8, 1]))]
+    ['layers.0', 'layers.1', 'layers.2']
+    """
     if isinstance(model, MLP) and type(model).forward is MLP.forward:
         if model.embedding is not None:
             yield Link(f"{prefix}embedding", model.embedding)
-        yield from _chain(model.layers, f"{prefix}layers.")
+        yield from chain(model.layers, f"{prefix}layers.")
     elif isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         for name, module in model._modules.items():  # named_children() shows a shared one once
             assert module is not None
             if isinstance(module, nn.Sequential | MLP):
-                yield from _chain(module, f"{prefix}{name}.")
+                yield from chain(module, f"{prefix}{name}.")
             else:
                 yield Link(prefix + name, module)
     else:
@@ -244,5 +259,5 @@ def _chain(model: nn.Module, prefix: str = "") -> Iterator[Link]:
 
 
 def _is_hidden(between: tuple[Link, ...]) -> bool:
-    """Tell a hidden layer from a linear embedding, which nothing but a linear layer follows."""
+    """Return whether an activation follows; after a linear embedding there is none."""
     return any(not isinstance(link.module, _PASSING) for link in between)

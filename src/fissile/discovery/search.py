@@ -1,0 +1,319 @@
+"""Finding every place of a model whose neurons can be split.
+
+A plain chain of layers is read off. Any other model is traced, in training and in evaluation mode.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from fissile._common.errors import FissileError
+from fissile.discovery.follow import FROZEN
+from fissile.discovery.meta_copy import meta_copy, random_numbers_apart
+from fissile.discovery.module_checks import (
+    has_hooks,
+    held_aside,
+    is_layer,
+    is_norm,
+    kind_of,
+    norm_trouble,
+    passes_channels,
+    passes_silently,
+    refuse_packed,
+    shape_of,
+    sizes_of,
+    tied,
+    trouble_of,
+    widens,
+    wrapped_in,
+)
+from fissile.discovery.place import Candidate, Discovery, Kind, Place, Refusal
+from fissile.discovery.trace import Survey, closed_leaves, survey
+from fissile.discovery.tryout import arguments_of, try_out
+from fissile.layers.mlp import MLP, PLAIN_PARTS, Link, chain, is_elementwise
+
+__all__ = ["discover"]
+
+_DIFFERENT = "it is wired differently in training and in evaluation"
+_UNSEEN = "nothing that could be traced calls it"
+_MODULE = set(vars(nn.Module()))
+_CONTAINERS = (nn.Sequential, MLP)
+_NUMBERS = (bool, int, float, str, type(None))
+
+
+def discover(model: nn.Module, example_inputs: Any = None) -> Discovery:
+    """Find the places of any model whose neurons can be split, and why the other layers cannot.
+
+    >>> print(discover(MLP([32, 8, 1])))
+    place     kind  inputs → neurons → outputs  non-zeros
+    layers.0  mlp   32 → 8 → 1                        264
+    <BLANKLINE>
+    refused   kind    shape  why
+    layers.2  linear  8 → 1  its output is what the model returns
+
+    The model's own forward is traced (with ``torch.fx``, in training and in evaluation mode), not
+    run, and the model is left as it is. Where the trace cannot tell, the place is refused, and
+    ``example_inputs`` decide. A BatchNorm1d after a linear layer is taken to normalise
+    the layer's neurons, as it does for inputs of two dimensions; with sequences as long as the
+    layer is wide it does something else, which only ``example_inputs`` show.
+
+    Args:
+        model: any module.
+        example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments for one
+            forward pass. With them every place is tried out, and places are found also where the
+            forward cannot be traced.
+    """
+    refuse_packed(model)
+    layers = {name: module for name, module in model.named_modules() if is_layer(module)}
+    wrapped = wrapped_in(model)
+    if wrapped is not None:
+        return Discovery((), tuple(_refusal(n, m, wrapped) for n, m in layers.items()))
+    aside = held_aside(model)
+    trouble = {
+        name: why
+        for name, layer in layers.items()
+        if (why := trouble_of(layer) or aside.get(id(layer))) is not None
+    }
+    given = _given(model, example_inputs)
+    links = _plain_chain(model) if not trouble else None
+    if links is not None and example_inputs is None:
+        seen = _read_off(links)
+        _weed(model, seen, trouble, aside, None)
+    else:
+        with random_numbers_apart():  # what follows runs foreign code
+            seen = _survey_both(model, trouble, given) if links is None else _read_off(links)
+            _weed(model, seen, trouble, aside, example_inputs)
+    places = [_place(model, candidate) for candidate in seen.places]
+    taken = {name for place in places for name in place.firsts}
+    refusals = [
+        _refusal(name, layers[name], seen.reasons.get(name, _UNSEEN))
+        for name in dict.fromkeys([*seen.order, *layers])
+        if name in layers and name not in taken  # a module may have other names besides
+    ]
+    return Discovery(tuple(places), tuple(refusals))
+
+
+def _plain_chain(model: nn.Module) -> list[Link] | None:
+    """Return the modules of an nn.Sequential or MLP of well-known parts; None for other models."""
+    parts = list(model.modules())
+    if type(model) not in _CONTAINERS or not all(map(_is_plain, parts)):
+        return None
+    links = list(chain(model))
+    called = {id(link.module) for link in links}
+    single = [part for part in parts if type(part) not in _CONTAINERS]
+    return links if len(links) == len(called) == len(single) else None  # every part runs once
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Return whether a module is exactly what torch or fissile made it."""
+    if type(module) not in PLAIN_PARTS or has_hooks(module) or None in module._modules.values():
+        return False
+    if type(module) in _CONTAINERS and not module._modules:
+        return False
+    own = [value for key, value in vars(module).items() if key not in _MODULE]
+    numbers = [n for value in own for n in (value if isinstance(value, tuple) else (value,))]
+    return all(isinstance(number, _NUMBERS) for number in numbers)
+
+
+def _read_off(links: list[Link]) -> Survey:
+    """Survey a plain chain, whose code needs no trace."""
+    seen = Survey()
+    linears = [i for i, link in enumerate(links) if is_layer(link.module)]
+    seen.order = [links[i].name for i in linears]
+    seen.calls.update(link.name for link in links)
+    for here, after in pairwise(linears):
+        place = _in_a_row(links[here], links[here + 1 : after], links[after])
+        if isinstance(place, Candidate):
+            seen.places.append(place)
+        else:
+            seen.reasons[links[here].name] = place
+    for last in linears[-1:]:
+        why = _activated(links[last], links[last + 1 :])
+        returned = "its output is what the model returns"
+        seen.reasons[links[last].name] = why if isinstance(why, str) else returned
+    return seen
+
+
+def _guesses(
+    model: nn.Module, paths: list[str], trouble: dict[str, str], reasons: dict[str, str]
+) -> list[Candidate]:
+    """Guess places among the children of modules whose forward could not be traced.
+
+    Two layers with norms, dropout and an activation listed between them look like a place; whether
+    they are one, only a try-out can tell.
+    """
+    guesses: list[Candidate] = []
+    for path in paths:
+        start = f"{path}." if path else ""
+        links = [Link(start + n, m) for n, m in model.get_submodule(path).named_children()]
+        layers = [i for i, link in enumerate(links) if is_layer(link.module)]
+        for here, after in pairwise(layers):
+            first, second = links[here], links[after]
+            if first.name in trouble or second.name in trouble:
+                continue
+            place = _in_a_row(first, links[here + 1 : after], second)
+            if isinstance(place, Candidate):
+                doubt = reasons.get(first.name, "its forward could not be traced")
+                guesses.append(replace(place, doubt=doubt))
+    return guesses
+
+
+def _in_a_row(first: Link, between: list[Link], second: Link) -> Candidate | str:
+    """Return the place that modules make which run one after the other, or why they make none."""
+    active, conv = _activated(first, between), isinstance(first.module, nn.Conv2d)
+    if isinstance(active, str):
+        return active
+    if isinstance(second.module, nn.Conv2d) is not conv:
+        return f"{second.name!r}, a layer of another kind, reads it"
+    if sizes_of(second.module)[0] != sizes_of(first.module)[1]:
+        return f"{second.name!r} reads it but has another number of inputs"
+    if not active:
+        return f"nothing but linear layers from here to {second.name!r}"
+    kind: Kind = "conv" if conv else "mlp"
+    return Candidate(kind, (first.name,), tuple(link.name for link in between), second.name)
+
+
+def _activated(first: Link, between: list[Link]) -> bool | str:
+    """Return whether a layer's neurons pass an activation, or why they do not get through."""
+    width, conv = sizes_of(first.module)[1], isinstance(first.module, nn.Conv2d)
+    active = False
+    for link in between:
+        module, called = link.module, f"{link.name!r} ({type(link.module).__name__})"
+        if has_hooks(module):
+            return f"its output goes through {called}, which has hooks; remove them"
+        if is_norm(module):
+            if trouble := norm_trouble(module, width, conv):
+                return f"{called} {trouble}"
+            active = active or isinstance(module, nn.PReLU)
+        elif not passes_silently(module) and not (conv and passes_channels(module)):
+            if not is_elementwise(module):
+                return f"its output goes through {called}, which is not elementwise"
+            active = True
+    return active
+
+
+def _survey_both(model: nn.Module, trouble: dict[str, str], given: dict[str, Any]) -> Survey:
+    """Look at the model in both modes, and keep what holds in both."""
+    try:
+        hollow, asked = meta_copy(model)
+    except Exception as error:
+        raise FissileError(
+            f"the model cannot be copied ({type(error).__name__}: {error}); take out of it what "
+            "copy.deepcopy does not copy"
+        ) from error
+    closed = closed_leaves(model)
+    training = survey(hollow.train(), asked, closed, trouble, given)
+    seen = survey(hollow.eval(), asked, closed, trouble, given)
+    seen.reads |= training.reads
+    seen.calls |= training.calls
+    seen.untraced = list(dict.fromkeys([*seen.untraced, *training.untraced]))
+    here, there = ({_key(place): place for place in both.places} for both in (seen, training))
+    for key in here.keys() ^ there.keys():
+        for name in key[1]:
+            frozen = training.reasons.get(name) == FROZEN
+            seen.reasons[name] = FROZEN if frozen else _DIFFERENT
+    seen.places = [_both(place, there[key]) for key, place in here.items() if key in there]
+    return seen
+
+
+def _both(place: Candidate, other: Candidate) -> Candidate:
+    """Join what was seen of a place in both modes."""
+    between = tuple(dict.fromkeys((*place.between, *other.between)))
+    return replace(place, between=between, doubt=place.doubt or other.doubt)
+
+
+def _given(model: nn.Module, example_inputs: Any) -> dict[str, Any]:
+    """Return the arguments of the model's forward by name."""
+    if example_inputs is None:
+        return {}
+    positional, named = arguments_of(example_inputs)
+    try:
+        return inspect.signature(model.forward).bind(*positional, **named).arguments
+    except TypeError as error:
+        raise FissileError(f"the model does not take these example_inputs: {error}") from None
+
+
+def _weed(
+    model: nn.Module,
+    seen: Survey,
+    trouble: dict[str, str],
+    aside: dict[int, str],
+    example_inputs: Any,
+) -> None:
+    """Refuse places with parts that are used elsewhere, and those that fail when tried out."""
+    if example_inputs is not None:
+        known = {name for place in seen.places for name in place.firsts}
+        more = _guesses(model, seen.untraced, trouble, seen.reasons)
+        seen.places += [place for place in more if place.firsts[0] not in known]
+    ties = tied(model)
+    failed = {
+        place: why for place in seen.places if (why := _shared(model, place, seen, ties, aside))
+    }
+    left = [place for place in seen.places if place not in failed]
+    if example_inputs is None:
+        failed |= {place: place.doubt for place in left if place.doubt is not None}
+    else:
+        failed |= try_out(model, left, example_inputs)
+    for place, why in failed.items():
+        seen.reasons |= dict.fromkeys(place.firsts, why)
+    position = {name: i for i, name in reversed(list(enumerate(seen.order)))}
+    left = [place for place in seen.places if place not in failed]
+    seen.places = sorted(left, key=lambda place: position.get(place.firsts[0], len(position)))
+
+
+def _key(place: Candidate) -> tuple[Any, ...]:
+    return place.kind, place.firsts, place.second
+
+
+def _shared(
+    model: nn.Module, place: Candidate, seen: Survey, ties: dict[int, str], aside: dict[int, str]
+) -> str | None:
+    """Return which part of a place has another use beside it."""
+    for name in (*place.firsts, *place.between, place.second):
+        module = model.get_submodule(name)
+        mine = name in place.firsts
+        it = "it" if mine and len(place.firsts) == 1 else repr(name)
+        for key, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in ties:
+                return f"{ties[id(parameter)]} are one tied parameter; expansion would untie it"
+            if f"{name}.{key}" in seen.reads:
+                return f"{name}.{key} is read directly by the forward code"
+        if has_hooks(module):  # also of parameters, which a copy without values does not have
+            return f"{name!r} has hooks, which a new one would lose; remove them"
+        if id(module) in ties:
+            return f"{ties[id(module)]} are one module; give each its own"
+        learns = any(True for _ in module.parameters())
+        if (learns or widens(module)) and seen.calls[name] > 1:
+            return f"{it} is called {seen.calls[name]} times"
+        if id(module) in aside and widens(module):
+            return f"{name!r}: {aside[id(module)]}"
+    return None
+
+
+def _place(model: nn.Module, candidate: Candidate) -> Place:
+    layers = [model.get_submodule(name) for name in (*candidate.firsts, candidate.second)]
+    inputs, rows = sizes_of(layers[0])
+    nonzeros = 0
+    for layer in layers:
+        assert isinstance(layer.weight, torch.Tensor)
+        nonzeros += int(torch.count_nonzero(layer.weight.detach()))
+    return Place(
+        kind=candidate.kind,
+        firsts=candidate.firsts,
+        between=candidate.between,
+        second=candidate.second,
+        inputs=inputs,
+        neurons=rows // 2 if candidate.kind == "fused" else rows,
+        outputs=sizes_of(layers[-1])[1],
+        nonzeros=nonzeros,
+    )
+
+
+def _refusal(name: str, layer: nn.Module, reason: str) -> Refusal:
+    return Refusal(name or "(model)", kind_of(layer), shape_of(layer), reason)
