@@ -76,6 +76,55 @@ def _hidden(x, w1, b1, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.where(a <= 0, 0.0, a)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _logits(hidden, w2, b2, C: tl.constexpr, CP: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return W2 h + b2: (rows,) for one output, else (rows, CP) with -inf in the padding."""
+    if C == 1:
+        z = tl.sum(hidden * w2[None, :], axis=1) + b2
+    else:
+        z = tl.dot(hidden, w2, input_precision=PRECISION) + b2[None, :]
+        z = tl.where(tl.arange(0, CP)[None, :] < C, z, float("-inf"))
+    return z
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _loss(z, y, real, share, C: tl.constexpr, CP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the loss of each row, and the gradient of the mean loss by the logits."""
+    if C == 1:
+        target = y.to(tl.float32)
+        e = tl.exp(-tl.abs(z))
+        loss = tl.where(z <= 0, 0.0, z) - z * target + tl.log(1 + e)
+        dz = tl.where(z >= 0, 1.0, e) / (1 + e) - target
+        dz = tl.where(real, dz * share, 0.0)
+    else:
+        chosen = tl.arange(0, CP)[None, :] == y[:, None]
+        top = tl.max(z, axis=1)
+        e = tl.exp(z - top[:, None])
+        total = tl.sum(e, axis=1)
+        loss = tl.log(total) + top - tl.sum(tl.where(chosen, z, 0.0), axis=1)
+        dz = e / total[:, None] - chosen.to(tl.float32)
+        dz = tl.where(real[:, None], dz * share, 0.0)
+    return loss, dz
+
+
+@triton.jit
+def _load(p, m, v, at, here):  # type: ignore[no-untyped-def]
+    """Read a parameter and its two moments, zero where there is none."""
+    return (
+        tl.load(p + at, mask=here, other=0.0),
+        tl.load(m + at, mask=here, other=0.0),
+        tl.load(v + at, mask=here, other=0.0),
+    )
+
+
+@triton.jit
+def _store(p_, m_, v_, at, here, p, m, v):  # type: ignore[no-untyped-def]
+    """Write a parameter and its two moments."""
+    tl.store(p_ + at, p, mask=here)
+    tl.store(m_ + at, m, mask=here)
+    tl.store(v_ + at, v, mask=here)
+
+
 @triton.jit
 def _moments(g, m, v):  # type: ignore[no-untyped-def]
     """Return Adam's means of the gradient and of its square after a step."""
@@ -177,18 +226,10 @@ def train_kernel(  # type: ignore[no-untyped-def]
         has_w1 = is_w1 & (tl.load(mask1_ + me * (H * D) + at_w1, mask=is_w1, other=0) != 0)
     if MASK2:
         has_w2 = is_w2 & (tl.load(mask2_ + me * (C * H) + at_w2, mask=is_w2, other=0) != 0)
-    w1 = tl.load(w1_ + at_w1, mask=has_w1, other=0.0)
-    b1 = tl.load(b1_ + h, mask=is_b1, other=0.0)
-    w2 = tl.load(w2_ + at_w2, mask=has_w2, other=0.0)
-    b2 = tl.load(b2_ + c, mask=is_b2, other=0.0)
-    m_w1 = tl.load(m_w1_ + at_w1, mask=has_w1, other=0.0)
-    m_b1 = tl.load(m_b1_ + h, mask=is_b1, other=0.0)
-    m_w2 = tl.load(m_w2_ + at_w2, mask=has_w2, other=0.0)
-    m_b2 = tl.load(m_b2_ + c, mask=is_b2, other=0.0)
-    v_w1 = tl.load(v_w1_ + at_w1, mask=has_w1, other=0.0)
-    v_b1 = tl.load(v_b1_ + h, mask=is_b1, other=0.0)
-    v_w2 = tl.load(v_w2_ + at_w2, mask=has_w2, other=0.0)
-    v_b2 = tl.load(v_b2_ + c, mask=is_b2, other=0.0)
+    w1, m_w1, v_w1 = _load(w1_, m_w1_, v_w1_, at_w1, has_w1)
+    b1, m_b1, v_b1 = _load(b1_, m_b1_, v_b1_, h, is_b1)
+    w2, m_w2, v_w2 = _load(w2_, m_w2_, v_w2_, at_w2, has_w2)
+    b2, m_b2, v_b2 = _load(b2_, m_b2_, v_b2_, c, is_b2)
     step_count = tl.load(step_ + me)
     lr, l1, l2 = tl.load(lr_ + me), tl.load(l1_ + me), 2 * tl.load(l2_ + me)
 
@@ -238,23 +279,8 @@ def train_kernel(  # type: ignore[no-untyped-def]
 
                 # Forward, and the gradient of the mean loss by the logits.
                 hidden = _hidden(xb, w1, b1, PRECISION)
-                if one_output:
-                    z = tl.sum(hidden * w2[None, :], axis=1) + b2
-                    target = yb.to(tl.float32)
-                    e = tl.exp(-tl.abs(z))
-                    loss = tl.where(z <= 0, 0.0, z) - z * target + tl.log(1 + e)
-                    dz = tl.where(z >= 0, 1.0, e) / (1 + e) - target
-                    dz = tl.where(real, dz * share, 0.0)
-                else:
-                    z = tl.dot(hidden, w2, input_precision=PRECISION) + b2[None, :]
-                    z = tl.where(c[None, :] < C, z, float("-inf"))
-                    chosen = c[None, :] == yb[:, None]
-                    top = tl.max(z, axis=1)
-                    e = tl.exp(z - top[:, None])
-                    total = tl.sum(e, axis=1)
-                    loss = tl.log(total) + top - tl.sum(tl.where(chosen, z, 0.0), axis=1)
-                    dz = e / total[:, None] - chosen.to(tl.float32)
-                    dz = tl.where(real[:, None], dz * share, 0.0)
+                z = _logits(hidden, w2, b2, C, CP, PRECISION)
+                loss, dz = _loss(z, yb, real, share, C, CP)
                 loss_of_row += tl.where(real, loss, 0.0)
 
                 # Backward.
@@ -303,18 +329,10 @@ def train_kernel(  # type: ignore[no-untyped-def]
             size_sum += tl.sum(tl.sum(tl.abs(w2), axis=1), axis=0)
         alive = (tl.abs(loss_sum) < float("inf")) & (size_sum < float("inf"))
         if alive:
-            tl.store(w1_ + at_w1, w1, mask=is_w1)
-            tl.store(b1_ + h, b1, mask=is_b1)
-            tl.store(w2_ + at_w2, w2, mask=is_w2)
-            tl.store(b2_ + c, b2, mask=is_b2)
-            tl.store(m_w1_ + at_w1, m_w1, mask=is_w1)
-            tl.store(m_b1_ + h, m_b1, mask=is_b1)
-            tl.store(m_w2_ + at_w2, m_w2, mask=is_w2)
-            tl.store(m_b2_ + c, m_b2, mask=is_b2)
-            tl.store(v_w1_ + at_w1, v_w1, mask=is_w1)
-            tl.store(v_b1_ + h, v_b1, mask=is_b1)
-            tl.store(v_w2_ + at_w2, v_w2, mask=is_w2)
-            tl.store(v_b2_ + c, v_b2, mask=is_b2)
+            _store(w1_, m_w1_, v_w1_, at_w1, is_w1, w1, m_w1, v_w1)
+            _store(b1_, m_b1_, v_b1_, h, is_b1, b1, m_b1, v_b1)
+            _store(w2_, m_w2_, v_w2_, at_w2, is_w2, w2, m_w2, v_w2)
+            _store(b2_, m_b2_, v_b2_, c, is_b2, b2, m_b2, v_b2)
             right = tl.zeros((CHUNK,), tl.int32)
             for first in range(0, TESTS, CHUNK):
                 row = first + rows
@@ -322,13 +340,8 @@ def train_kernel(  # type: ignore[no-untyped-def]
                 xb = tl.load(xt + (row[:, None] * D + d[None, :]), mask=is_x, other=0)
                 yb = tl.load(yt + row, mask=row < TESTS, other=-1)  # no guess is -1
                 hidden = _hidden(xb.to(tl.float32), w1, b1, PRECISION)
-                if one_output:
-                    z = tl.sum(hidden * w2[None, :], axis=1) + b2
-                    guess = (z > 0).to(tl.int32)
-                else:
-                    z = tl.dot(hidden, w2, input_precision=PRECISION) + b2[None, :]
-                    z = tl.where(c[None, :] < C, z, float("-inf"))
-                    guess = tl.argmax(z, axis=1)
+                z = _logits(hidden, w2, b2, C, CP, PRECISION)
+                guess = (z > 0).to(tl.int32) if one_output else tl.argmax(z, axis=1)
                 right += (guess == yb).to(tl.int32)
             tl.store(loss_ + epoch, loss_sum / N)
             tl.store(correct_ + epoch, tl.sum(right, axis=0))
