@@ -13,8 +13,7 @@ from torch import nn
 import fissile
 from fissile.expansion.structure import recipe_of
 from fissile.io.packing import pack_file, read, unpack_file
-from fissile.packed.header import lengthened, opened
-from fissile.packed.narrow import narrow_sizes
+from fissile.packed.files import lengthened, narrow_sizes, opened
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from types import ModuleType
 
@@ -184,9 +183,18 @@ def kernels_for(device: torch.device) -> ModuleType | None:
 
 @functools.cache
 def _kernels(kind: str) -> ModuleType | None:
-    name = {"cpu": "fissile.packed.cpu", "cuda": "fissile.packed.gpu"}.get(kind)
-    kernels = None if name is None else importlib.import_module(name)
-    return kernels if kernels is not None and kernels.can_run() else None
+    if kind == "cpu":
+        from fissile.packed import cpu
+
+        return cpu if cpu.can_run() else None
+    if kind == "cuda":
+        from fissile.packed import gpu
+
+        if gpu.can_run():
+            from fissile.packed.gpu import launch
+
+            return launch
+    return None
 
 
 def _owned(

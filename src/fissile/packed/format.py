@@ -11,6 +11,7 @@ from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
 from fissile.packed.bits import (
     MANTISSA,
+    MOST,
     ending_in,
     exists,
     from_bytes,
@@ -19,7 +20,6 @@ from fissile.packed.bits import (
     to_bytes,
 )
 from fissile.packed.plain import owners
-from fissile.packed.stream import MOST
 
 __all__ = [
     "Layout",
