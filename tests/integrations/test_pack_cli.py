@@ -151,23 +151,6 @@ def test_a_file_already_there_is_replaced(folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
 
-def test_early_files_are_packed_too(folder, tmp_path):
-    # The first release named neither the layers' sizes nor the norms nor the pairs.
-    early, packed = tmp_path / "early", tmp_path / "packed"
-    fissile.save(fissile.expand(deep(), 2), tmp_path / "now")
-    rewrite(tmp_path / "now", early, lambda recipe: first_release(recipe))
-    pack_file(early, packed)
-    x = torch.randn(5, 16)
-    theirs = fissile.pack(fissile.load(early).eval())
-    assert torch.equal(fissile.unpack(fissile.load(packed))(x), fissile.unpack(theirs)(x))
-
-
-def first_release(recipe):
-    for entry in recipe["layers"].values():
-        del entry["inputs"], entry["outputs"]
-    del recipe["norms"], recipe["pairs"]
-
-
 def rewrite(path, to, change=lambda recipe: None, tensors=lambda tensors: None):
     """Copy a file with another recipe or other tensors."""
     with safe_open(path, framework="pt") as file:

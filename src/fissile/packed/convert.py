@@ -251,8 +251,7 @@ def pack(
         if tensor.is_floating_point() and name in given:
             refuse_overflow(name, given[name], tensor)
     settle(packed)
-    finish(packed, learns)
-    return packed
+    return finish(packed, learns)
 
 
 def unpack(model: nn.Module) -> nn.Module:
@@ -268,7 +267,7 @@ def unpack(model: nn.Module) -> nn.Module:
     if not layers:
         raise FissileError("the model has no packed layers")
     wide = _with(model, {name: unpacked_layer(layer) for name, layer in layers.items()})
-    _recast_sequences(wide, PackedSequential, nn.Sequential)
+    wide = _swap_sequences(wide, PackedSequential, nn.Sequential)
     learns = wide.__dict__.pop("learns", None)
     for name, parameter in wide.named_parameters():
         parameter.requires_grad_(learns is None or name in learns)
@@ -277,15 +276,16 @@ def unpack(model: nn.Module) -> nn.Module:
     return wide
 
 
-def finish(packed: nn.Module, learns: frozenset[str]) -> None:
-    """Make a model with packed layers one for inference, that remembers what would learn."""
-    _recast_sequences(packed, nn.Sequential, PackedSequential)
+def finish(packed: nn.Module, learns: frozenset[str]) -> nn.Module:
+    """Return a model with packed layers as one for inference that remembers what would learn."""
+    packed = _swap_sequences(packed, nn.Sequential, PackedSequential)
     packed.requires_grad_(False).eval()
     packed.__dict__["learns"] = learns
     if not isinstance(packed, Packed):  # which refuses by itself
         packed.__dict__["train"] = partial(_refuse_training, packed)
     if hasattr(packed, "save_pretrained"):
         packed.__dict__["save_pretrained"] = _refuse_pretrained
+    return packed
 
 
 def _two_of_four(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -300,8 +300,7 @@ def _two_of_four(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
         for module in packed.modules():  # one by one: a semi-structured weight takes no cast
             if module not in made.values():
                 module._apply(partial(cast, dtype=dtype), recurse=False)
-    finish(packed, frozenset())
-    return packed
+    return finish(packed, frozenset())
 
 
 def _each(model: nn.Module, make: Callable[[SparseLayer], nn.Module]) -> dict[str, nn.Module]:
@@ -362,9 +361,29 @@ def _is_own(layer: nn.Module, key: str) -> bool:
     return any(key in (*vars(kind), *kind.__annotations__) for kind in type(layer).__mro__[:-1])
 
 
-def _recast_sequences(model: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:
-    """Let sequences that hold such layers be of another class, with all they have."""
-    for module in model.modules():
-        if type(module) is old and any(isinstance(m, SparseLayer) for m in module.children()):
-            module.__dict__.pop("_plan", None)
-            module.__class__ = new
+def _swap_sequences(
+    model: nn.Module, old: type[nn.Sequential], new: type[nn.Sequential]
+) -> nn.Module:
+    """Return the model with sequences of another class in place of those that hold such layers.
+
+    The new sequences hold the same modules under the same names; a model that is such a sequence
+    itself comes back as another object.
+    """
+    swapped: dict[nn.Module, nn.Module] = {
+        module: _sequence_like(module, new)
+        for module in model.modules()
+        if type(module) is old and any(isinstance(m, SparseLayer) for m in module.children())
+    }
+    for module in [*model.modules(), *swapped.values()]:
+        for name, child in module._modules.items():
+            if child in swapped:
+                setattr(module, name, swapped[child])
+    return swapped.get(model, model)
+
+
+def _sequence_like(sequence: nn.Module, kind: type[nn.Sequential]) -> nn.Sequential:
+    """Return a sequence of another class with the modules, hooks and marks of the given one."""
+    state = {key: value for key, value in vars(sequence).items() if key != "_plan"}
+    new = kind()
+    new.__setstate__(state | {"_modules": dict(sequence._modules)})
+    return new

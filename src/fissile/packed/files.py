@@ -164,7 +164,7 @@ def expanded_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kernel_in(name: str, entry: Mapping[str, Any]) -> list[int] | None:
-    """Return the size of a convolution's filters; None where early files do not say it."""
+    """Return the size of a convolution's filters as the recipe has it; None if it has none."""
     if "kernel" not in entry:
         return None
     kernel = entry["kernel"]
@@ -359,7 +359,7 @@ def _check_kernel(name: str, entry: Mapping[str, Any], layer: SparseLayer) -> No
     """Refuse filters of another size than the layer's."""
     written = kernel_in(name, entry)
     kernel = [*layer.kernel_size] if isinstance(layer, SparseConv2d) else None
-    if written is not None and written != kernel:
+    if written != kernel:
         raise FileError(f"{name!r} has kernel={written} in the recipe, not {kernel}")
 
 
