@@ -1,4 +1,4 @@
-"""How a packed layer is best cut into programs: times every candidate, for gpu/tiles.py to choose.
+"""How a packed layer is best cut into programs: times every candidate for packed/gpu.
 
     python benchmarks/pack_tiles.py --to benchmarks/results/pack-tiles-h200.json    # minutes
     python benchmarks/pack_tiles.py --rule --to benchmarks/results/pack-rule-h200.json    # seconds
