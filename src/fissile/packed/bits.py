@@ -61,7 +61,7 @@ def pattern_of(weight: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 
 
 def exists(weight: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """Tell which weights are there: a removed one is all zero bits, a living zero is -0.0."""
+    """Return which weights exist: a removed one is all zero bits, a living zero is -0.0."""
     return pattern_of(weight) != 0
 
 
@@ -310,7 +310,7 @@ def _digits(numbers: Int[Tensor, " n"], count: int) -> Bool[Tensor, "n count"]:
 
 
 def _number(bits: Bool[Tensor, " bits"], count: int) -> Int[Tensor, " n"]:
-    """Return numbers of so many bits each; of none, a single zero."""
+    """Return numbers of ``count`` bits each; a single zero if ``count`` is 0."""
     number = torch.zeros(len(bits) // count if count else 1, dtype=torch.long, device=bits.device)
     for place, digit in enumerate(bits.view(-1, count).unbind(1) if count else ()):
         number |= digit.long() << place

@@ -190,7 +190,7 @@ def _in_groups(layer: Bitmap, there: Bool[Tensor, " stored"]) -> Bool[Tensor, "g
 
 
 def is_two_of_four(pattern: Bool[Tensor, "outputs inputs"]) -> bool:
-    """Tell whether no four consecutive inputs of a neuron have more than two weights.
+    """Return whether each aligned group of four inputs has at most two weights, in every neuron.
 
     >>> is_two_of_four(torch.tensor([[True, True, False, False]]))
     True
@@ -357,14 +357,14 @@ def _sparse(model: nn.Module, name: str) -> SparseLayer:
 
 
 def _is_own(layer: nn.Module, key: str) -> bool:
-    """Tell what a layer's kind has by itself from what somebody noted on it."""
+    """Return whether an attribute is declared by the layer's class, not added to the instance."""
     return any(key in (*vars(kind), *kind.__annotations__) for kind in type(layer).__mro__[:-1])
 
 
 def _swap_sequences(
     model: nn.Module, old: type[nn.Sequential], new: type[nn.Sequential]
 ) -> nn.Module:
-    """Return the model with sequences of another class in place of those that hold such layers.
+    """Return the model with sequences of class ``new`` for ``old`` ones with expanded layers.
 
     The new sequences hold the same modules under the same names; a model that is such a sequence
     itself comes back as another object.

@@ -143,7 +143,7 @@ _OURS = ("layout", "group", "kernel")
 
 
 def is_packed(recipe: Mapping[str, Any]) -> bool:
-    """Tell the recipe of a packed model."""
+    """Return whether a recipe is that of a packed model."""
     return any(isinstance(e, Mapping) and "layout" in e for e in recipe["layers"].values())
 
 
@@ -278,7 +278,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _room(weights: Iterable[Tensor]) -> int:
-    """Return how many places so many weights may have."""
+    """Return how many places the given weights may have."""
     return _ALWAYS + _SPARSEST * sum(len(weight) for weight in weights)
 
 

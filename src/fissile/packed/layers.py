@@ -59,7 +59,7 @@ class Packed(SparseLayer):
         return self.outputs, self.inputs
 
     def misfit(self) -> str | None:
-        """Say what is wrong with the tensors, if they are not what packing makes."""
+        """Return what is wrong with the tensors; None if packing could have made them."""
         return self._misfit_of({**self._parameters, **self._buffers})
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Packed(SparseLayer):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
 
     def _hinders(self, mine: Any, parts: Any, assign: bool) -> str | None:
-        """Say why parts of a state, and what is here of the rest, make no layer."""
+        """Return why a state's parts, with the layer's own for the rest, make no layer."""
         for name, part in parts.items():
             if part is not None and part.is_meta:
                 return None  # nothing is in it yet
@@ -117,7 +117,7 @@ class Packed(SparseLayer):
         return rows
 
     def extra_repr(self) -> str:
-        """Say the layout and the dtype besides."""
+        """Return the layer's description, with its layout and dtype."""
         dtype = str(self.weight.dtype).removeprefix("torch.")
         return f"{super().extra_repr()}, layout={self.layout}, dtype={dtype}"
 
@@ -152,7 +152,7 @@ class Owned(Packed):
         return owned_misfit(*tensors, self.alpha, shape)
 
     def extra_repr(self) -> str:
-        """Say alpha before the rest."""
+        """Return the layer's description, with alpha first."""
         return f"alpha={self.alpha}, {super().extra_repr()}"
 
 

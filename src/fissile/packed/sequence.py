@@ -79,7 +79,7 @@ class Block:
         return self._ready
 
     def _is_plain(self, x: Tensor, ready: _Ready) -> bool:
-        """Tell a batch that needs no cast, no copy and no gradients; others go the general way."""
+        """Return whether a batch needs no cast, no copy and no gradients."""
         return (
             not dispatch.is_odd(x)
             and x.dtype is torch.float32
@@ -184,7 +184,7 @@ def _call_of(step: _Step) -> Callable[[Any], Any]:
 
 
 def _does_nothing(module: nn.Module) -> bool:
-    """Tell what a packed model, which is never in training, need not call."""
+    """Return whether a module does nothing in evaluation, and need not be called."""
     dropout = type(module) in (nn.Dropout, nn.AlphaDropout) and not module.training
     return dropout or type(module) is nn.Identity
 

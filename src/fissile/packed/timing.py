@@ -38,9 +38,9 @@ __all__ = [
 #: What the others are compared with: the layer before the split, and after it, written out.
 DENSE, EXPANDED = "dense", "expanded"
 
-#: A single measurement takes at least so many seconds: shorter calls are repeated within.
+#: The least seconds of a single measurement: shorter calls are repeated within it.
 _LEAST = 2e-4
-#: After so many seconds, one more measurement of each is enough.
+#: The seconds after which one more measurement of each rival is enough.
 _LONG = 3.0
 
 
@@ -188,7 +188,7 @@ def _first(call: Callable[[], Tensor], device: torch.device) -> str:
 
 
 def _in_turns(calls: Mapping[str, Callable[[], Tensor]], seconds: float) -> dict[str, Timing]:
-    """Time calls round by round: about so many seconds in all, and at least one round."""
+    """Time calls round by round, for about ``seconds`` in all and at least one round."""
     begin, rounds = time.perf_counter(), 0
     first = {name: _once(call, 1) for name, call in calls.items()}
     loops = {name: math.ceil(_LEAST / taken) for name, taken in first.items()}

@@ -56,7 +56,7 @@ LARGE_GROUP, LARGER = 8, 4
 
 @cache
 def can_run() -> bool:
-    """Say whether numba is there and compiles; if not, use plain PyTorch.
+    """Return whether numba is installed and compiles; if not, plain PyTorch serves.
 
     >>> can_run()
     True
@@ -73,7 +73,7 @@ def can_run() -> bool:
 def takes(
     batch: int, dtype: torch.dtype, bits: int | None, group: int = 1, planes: bool = False
 ) -> bool:
-    """Say whether a kernel is faster than writing the weights out for a dense product.
+    """Return whether a kernel is faster than writing the weights out for a dense product.
 
     >>> takes(1, torch.float32, 2)
     True

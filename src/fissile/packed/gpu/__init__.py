@@ -43,7 +43,7 @@ _MOST_BITMAP_SINGLE = 32
 
 
 def can_run(device: torch.device | str = "cuda") -> bool:
-    """Tell whether the kernels run on a device: a GPU of NVIDIA, from Ampere on, and Triton.
+    """Return whether the kernels run on a device: an NVIDIA GPU from Ampere on, with Triton.
 
     >>> can_run("cpu")
     False
@@ -59,7 +59,7 @@ def can_run(device: torch.device | str = "cuda") -> bool:
 def takes(
     batch: int, dtype: torch.dtype, bits: int | None, group: int = 1, planes: bool = False
 ) -> bool:
-    """Tell whether the kernel is faster than writing the weight out for a matrix product.
+    """Return whether the kernel is faster than writing the weight out for a product.
 
     >>> takes(16, torch.float16, 2), takes(4096, torch.float16, 2)
     (True, False)
@@ -181,7 +181,7 @@ class MaskedTiles(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def masked_tiles(batch: int, outputs: int, blocks: int, group: int, bytes_each: int) -> MaskedTiles:
-    """Return tiles that suit a masked layer of so many blocks of 256 groups.
+    """Return tiles that suit a masked layer; a block is 256 groups of a row.
 
     >>> masked_tiles(batch=8, outputs=4096, blocks=56, group=4, bytes_each=2).rows
     16
