@@ -32,7 +32,7 @@ from pack_layers import head, masked, partitioned
 
 import fissile
 from fissile.packed import dispatch
-from fissile.packed.timing import DENSE, EXPANDED, copy_rate, race
+from fissile.packed.timing import DENSE, EXPANDED, Rival, race
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = ["512x512", "4096x4096", "14336x4096", "28672x8192"]
@@ -55,6 +55,18 @@ PLANE = "4096x4096"
 COLUMNS = ("inline", "plane", EXPANDED, "csr", "2:4")
 #: How far a packed layer's result may be off the written-out one's, as a share of it.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+#: Bytes of the large copy.
+COPIED = 2**29
+
+
+def copy_rate(device):
+    """Return the bytes per second that a large copy reads and writes."""
+    source = torch.ones(COPIED, dtype=torch.uint8, device=device)
+    to = torch.empty_like(source)
+    rivals = {"copy": Rival(lambda x: to.copy_(x))}
+    return 2 * COPIED / race(rivals, source, seconds=1.0)[0]["copy"].median
 
 
 def cases(options, dtype):

@@ -158,7 +158,7 @@ def summary(results):
 
 
 def left_out(result):
-    """Return a sentence on packed layers whose times no longer hold, if any."""
+    """Return a sentence on packed layers whose times no longer hold, if there are any."""
     rows = [row for row in result["rows"] if "removed" in row.get("why", "")]
     if not rows:
         return ""

@@ -9,7 +9,7 @@ from torch.nn import functional
 import fissile
 from fissile.bank.stack import linear_layers
 from fissile.layers import REMOVED, weight_of
-from fissile.packed.inline_layout import inline_layers, living, settled, stream_of
+from fissile.packed.convert import inline_layers, living, settled, stream_of
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

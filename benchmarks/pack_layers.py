@@ -11,7 +11,7 @@ import torch
 import fissile
 from fissile.packed import PackedMaskedLinear, PackedPartitionedLinear, plain
 from fissile.packed.format import pack_bitmap, pack_owned
-from fissile.packed.timing import DENSE, EXPANDED, Rival, attempt, csr, dense, module
+from fissile.packed.timing import DENSE, EXPANDED, Rival, attempt, dense, module
 from fissile.packed.timing import semi_structured as two_of_four
 
 #: Weights that are drawn and packed; the rest repeats them.
@@ -105,6 +105,18 @@ def rows_of(wide, times, bias):
         columns, values = one.col_indices().int().repeat(times), one.values().repeat(times)
         shape = times * wide.shape[0], wide.shape[1]
         return csr(torch.sparse_csr_tensor(start, columns, values, shape), bias)
+
+
+def csr(weight, bias):
+    """Return PyTorch's product with a weight in compressed sparse rows.
+
+    Its result lies the other way round, which costs it nothing here.
+    """
+    outputs = weight.shape[0]
+    column = weight.values().new_zeros(outputs, 1) if bias is None else bias[:, None]
+    parts = weight.crow_indices(), weight.col_indices(), weight.values(), bias
+    read = sum(part.nbytes for part in parts if part is not None)
+    return Rival(lambda x: torch.addmm(column, weight, x.T).T, read)
 
 
 def divisor(number, most):

@@ -1,4 +1,4 @@
-"""How a packed layer is best cut into programs: times every candidate, for gpu/tiles.py to choose.
+"""How a packed layer is best cut into programs: times every candidate for packed/gpu.
 
     python benchmarks/pack_tiles.py --to benchmarks/results/pack-tiles-h200.json    # minutes
     python benchmarks/pack_tiles.py --rule --to benchmarks/results/pack-rule-h200.json    # seconds
@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from about import made, needs_gpu
 
-from fissile.packed.gpu.launch import owned
-from fissile.packed.gpu.tiles import Tiles, owned_tiles
+from fissile.packed.gpu import Tiles, owned_tiles
+from fissile.packed.gpu.launch import owned_linear
 
 SIZES = [(4096, 4096), (14336, 4096), (28672, 8192)]
 BITS, BATCHES = (3, 2, 1), (1, 4, 8, 16)
@@ -52,7 +52,7 @@ def checked(case, h=512):
     d, batch, bits, tiles = case
     x, weight = layer(h, d, batch)
     try:
-        found = owned(x, weight, None, None, 2**bits, "none", tiles).view(batch, -1, 2**bits)
+        found = owned_linear(x, weight, None, None, 2**bits, "none", tiles).view(batch, -1, 2**bits)
     except RuntimeError as error:
         return f"{tiles}: {error}"
     owner = weight.view(torch.int16) & (2**bits - 1)
@@ -90,7 +90,7 @@ def timed(d, batch, bits, weights, usable):
     for tiles in usable:
 
         def call(i, tiles=tiles):
-            return owned(x, weights[i], None, None, 2**bits, "none", tiles)
+            return owned_linear(x, weights[i], None, None, 2**bits, "none", tiles)
 
         found.append((round(microseconds(call, copies), 2), tiles))
     again = microseconds(lambda i: torch.nn.functional.linear(x, weights[i]), copies)

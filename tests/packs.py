@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from fissile import MLP, expand, load, nonzeros, save
 from fissile.layers import SparseLayer
 from fissile.packed.bits import MANTISSA
-from fissile.packed.files import checksum
-from fissile.packed.header import lengthened, opened
+from fissile.packed.files import checksum, lengthened, opened
 
 DTYPES = list(MANTISSA)
 LAYOUTS = ["inline", "plane"]

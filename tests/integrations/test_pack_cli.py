@@ -13,8 +13,7 @@ from torch import nn
 import fissile
 from fissile.expansion.structure import recipe_of
 from fissile.io.packing import pack_file, read, unpack_file
-from fissile.packed.header import lengthened, opened
-from fissile.packed.narrow import narrow_sizes
+from fissile.packed.files import lengthened, narrow_sizes, opened
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -150,23 +149,6 @@ def test_a_file_already_there_is_replaced(folder, tmp_path):
     called("pack", folder / "wide.safetensors", "-o", to)
     assert same_bytes(to, folder / "packed.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
-
-
-def test_early_files_are_packed_too(folder, tmp_path):
-    # The first release named neither the layers' sizes nor the norms nor the pairs.
-    early, packed = tmp_path / "early", tmp_path / "packed"
-    fissile.save(fissile.expand(deep(), 2), tmp_path / "now")
-    rewrite(tmp_path / "now", early, lambda recipe: first_release(recipe))
-    pack_file(early, packed)
-    x = torch.randn(5, 16)
-    theirs = fissile.pack(fissile.load(early).eval())
-    assert torch.equal(fissile.unpack(fissile.load(packed))(x), fissile.unpack(theirs)(x))
-
-
-def first_release(recipe):
-    for entry in recipe["layers"].values():
-        del entry["inputs"], entry["outputs"]
-    del recipe["norms"], recipe["pairs"]
 
 
 def rewrite(path, to, change=lambda recipe: None, tensors=lambda tensors: None):

@@ -105,7 +105,7 @@ def test_no_time_of_the_removed_kernel_is_left():
 
 
 def test_what_the_page_says_of_eight_children():
-    from fissile.packed.gpu.tiles import owned_tiles
+    from fissile.packed.gpu import owned_tiles
 
     cases, lines = read("pack-tiles-h200.json")["cases"], []
     for size in LARGE:

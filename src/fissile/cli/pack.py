@@ -155,9 +155,9 @@ def _contestants(
     content: Content, path: Path, dtype: torch.dtype | None, device: torch.device
 ) -> Iterator[_Contest]:
     """Yield every linear layer, and the whole network if it is known, with what they take."""
+    from fissile.packed.convert import unpacked_layer
+    from fissile.packed.files import narrow_sizes
     from fissile.packed.layers import Packed
-    from fissile.packed.make import unpacked_layer
-    from fissile.packed.narrow import narrow_sizes
     from fissile.packed.timing import layer_rivals
 
     sizes = narrow_sizes(content.recipe)

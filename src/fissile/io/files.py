@@ -137,8 +137,7 @@ def _load_packed(
     for name, buffer in model.named_buffers():
         if buffer.is_meta and torch.device(device).type != "meta":
             raise FileError(f"{name} is on the meta device and not in the file; give it values")
-    finish(model, names - frozen)
-    return model.to(device)
+    return finish(model, names - frozen).to(device)
 
 
 def _home(model: nn.Module, device: torch.device | str) -> torch.device | str:

@@ -17,12 +17,17 @@ from fissile._common.errors import FileError, FissileError
 from fissile.io import safetensors
 from fissile.io.inspect import Content, read, tree_of
 from fissile.layers import SparseLayer
-from fissile.packed.files import PATTERN, checksum, entries_of, expanded_entry, for_file
+from fissile.packed.convert import inline_layers, packed_layer, stream_of, unpacked_layer
+from fissile.packed.files import (
+    PATTERN,
+    checksum,
+    entries_of,
+    expanded_entry,
+    for_file,
+    narrow_bytes,
+)
 from fissile.packed.format import Layout, cast, refuse_overflow
-from fissile.packed.inline_layout import inline_layers, stream_of
 from fissile.packed.layers import Packed
-from fissile.packed.make import packed_layer, unpacked_layer
-from fissile.packed.narrow import narrow_bytes
 
 __all__ = ["Content", "Packing", "pack_file", "read", "unpack_file"]
 

@@ -15,7 +15,7 @@ from fissile._common.errors import FileError
 from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 from fissile.layers.norms import width_of
 from fissile.packed import files as packs
-from fissile.packed.header import lengthened, opened, sealed, shortened
+from fissile.packed.files import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
 
 __all__ = [

@@ -1,9 +1,14 @@
 """The wide network in the bytes of the narrow one: a format and kernels for inference."""
 
-from fissile.packed.conv import PackedMaskedConv2d, PackedPartitionedConv2d
 from fissile.packed.convert import pack, unpack
 from fissile.packed.format import Layout
-from fissile.packed.layers import Packed, PackedMaskedLinear, PackedPartitionedLinear
+from fissile.packed.layers import (
+    Packed,
+    PackedMaskedConv2d,
+    PackedMaskedLinear,
+    PackedPartitionedConv2d,
+    PackedPartitionedLinear,
+)
 
 __all__ = [
     "Layout",

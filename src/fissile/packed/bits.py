@@ -1,23 +1,42 @@
-"""Numbers as bit patterns: weights that end in bits of our choice, and bits in bytes."""
+"""Numbers as bit patterns, and where a model's weights are, written into their lowest bits.
+
+A file of layout ``inline`` holds the weights that exist and nothing else, as many numbers as the
+dense model has. Their places are a stream of bits, spread evenly over the lowest bits of all
+weights: plane by plane, bit 0 of every weight, then bit 1, until the stream ends. The owners of a
+partitioned layer lie in its own lowest bits, where its kernel reads them; its weights carry a part
+of the stream only when all others carry as much.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fissile._common.errors import FissileError
+from fissile._common.errors import FileError, FissileError
 from fissile._common.shapes import Bool, Float, Int
 
 __all__ = [
     "MANTISSA",
+    "MOST",
+    "Carrier",
+    "Reader",
+    "embedded",
     "ending_in",
     "exists",
     "from_bytes",
     "low_bits",
     "owner_bits",
     "pattern_of",
+    "read_groups",
+    "read_places",
     "to_bytes",
+    "write_groups",
+    "write_places",
 ]
+
 
 #: The dtypes a weight may be packed in, and the bits of their mantissas.
 MANTISSA = {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
@@ -42,7 +61,7 @@ def pattern_of(weight: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 
 
 def exists(weight: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """Tell which weights are there: a removed one is all zero bits, a living zero is -0.0."""
+    """Return which weights exist: a removed one is all zero bits, a living zero is -0.0."""
     return pattern_of(weight) != 0
 
 
@@ -124,3 +143,175 @@ def from_bytes(packed: Int[Tensor, "*batch bytes"], n: int) -> Bool[Tensor, "*ba
     bits = packed.unsqueeze(-1) >> places
     bits &= 1
     return bits.flatten(-2)[..., :n].bool()
+
+
+# --- the stream of places
+
+#: The most bits of a mantissa that are given away: three of bfloat16, four of float16 are left.
+MOST = {torch.float32: 12, torch.float16: 6, torch.bfloat16: 4}
+
+#: Counts in the stream have this many bits.
+_COUNT = 40
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """A layer's living weights, in order, and how many of their lowest bits are spoken for."""
+
+    weight: Float[Tensor, " living"]
+    owner_bits: int
+
+
+def write_places(mask: Bool[Tensor, " places"]) -> Bool[Tensor, " bits"]:
+    """Write down which places are taken; a reader knows how many there are and how many of them.
+
+    The rarer kind is listed as Elias and Fano did, low bits apart from a unary code of the high
+    ones; where that takes more than a bit for every place, the mask is written as it is.
+    """
+    places, taken = len(mask), int(mask.count_nonzero())
+    low, rare = _code(places, taken), mask if 2 * taken <= places else ~mask
+    if low is None:
+        return mask[:0] if taken in (0, places) else mask
+    at = rare.nonzero().squeeze(1)
+    high = torch.zeros(len(at) + (places >> low) + 1, dtype=torch.bool, device=mask.device)
+    high[(at >> low) + torch.arange(len(at), device=mask.device)] = True
+    return torch.cat([high, _digits(at, low).flatten()])
+
+
+def read_places(reader: Reader, places: int, taken: int) -> Bool[Tensor, " places"]:
+    """Read what :func:`write_places` wrote."""
+    if not 0 <= taken <= places:
+        raise FileError(f"the pattern is damaged: {taken} weights in {places} places")
+    low = _code(places, taken)
+    if low is None:
+        if taken in (0, places):
+            return torch.full((places,), taken > 0, device="cpu")
+        mask = reader.take(places)
+    else:
+        count = min(taken, places - taken)
+        at = reader.take(count + (places >> low) + 1).nonzero().squeeze(1)
+        if len(at) != count:
+            raise FileError("the pattern is damaged: it lists another number of places")
+        at -= torch.arange(count, device=at.device)
+        at = (at << low) | _number(reader.take(count * low), low)
+        if bool((at >= places).any()) or bool((at.diff() <= 0).any()):
+            raise FileError("the pattern is damaged: its places are not in order")
+        mask = torch.full((places,), 2 * taken > places, device="cpu")
+        mask[at] = 2 * taken <= places
+    if int(mask.count_nonzero()) != taken:
+        raise FileError("the pattern is damaged: it has another number of weights")
+    return mask
+
+
+def write_groups(mask: Bool[Tensor, "groups size"]) -> Bool[Tensor, " bits"]:
+    """Write down a mask that is nearly all or nothing in groups."""
+    some = mask.any(1)
+    part = ~mask[some].all(1)
+    counts = torch.stack([some.count_nonzero(), part.count_nonzero()])
+    return torch.cat(
+        [
+            _digits(counts, _COUNT).flatten(),
+            write_places(some),
+            write_places(part),
+            mask[some][part].flatten(),
+        ]
+    )
+
+
+def read_groups(
+    reader: Reader, groups: int, size: int, taken: int
+) -> tuple[Bool[Tensor, " groups"], Bool[Tensor, "stored size"]]:
+    """Return which groups are stored, and which of their weights exist."""
+    stored, parts = _number(reader.take(2 * _COUNT), _COUNT).tolist()
+    some = read_places(reader, groups, stored)
+    part = read_places(reader, stored, parts)
+    inside = torch.ones(stored, size, dtype=torch.bool, device="cpu")
+    inside[part] = reader.take(parts * size).view(-1, size)
+    if int(inside.count_nonzero()) != taken or not bool(inside.any(1).all()):
+        raise FileError("the pattern is damaged: its groups do not fit the weights")
+    return some, inside
+
+
+def embedded(stream: Bool[Tensor, " bits"], carriers: Sequence[Carrier]) -> list[Tensor] | None:
+    """Return the carriers' weights, rounded so that they end in their owners and the stream.
+
+    None if it does not fit into what may be given away.
+    """
+    low = [low_bits(one.weight, one.owner_bits).long() for one in carriers]
+    count = [torch.full_like(bits, one.owner_bits) for bits, one in zip(low, carriers, strict=True)]
+    begin = 0
+    for plane, k in _planes(carriers):
+        if begin >= len(stream):
+            break
+        part = stream[begin : begin + len(low[k])]
+        low[k][: len(part)] |= part.long() << plane
+        count[k][: len(part)] = plane + 1
+        begin += len(part)
+    if begin < len(stream):
+        return None
+    return [
+        ending_in(low[k], count[k], one.weight, one.weight.dtype) for k, one in enumerate(carriers)
+    ]
+
+
+class Reader:
+    """Takes the stream out of the weights again, from its beginning."""
+
+    def __init__(self, carriers: Sequence[Carrier]) -> None:
+        self._carriers = carriers
+        self._planes = _planes(carriers)
+        self._left = torch.zeros(0, dtype=torch.bool, device="cpu")
+
+    @classmethod
+    def of(cls, stream: Bool[Tensor, " bits"]) -> Reader:
+        """Read a stream that is not in any weights."""
+        reader = cls([])
+        reader._left = stream
+        return reader
+
+    def take(self, count: int) -> Bool[Tensor, " count"]:
+        """Return the next bits."""
+        parts, found = [self._left], len(self._left)
+        while found < count:
+            plane, k = next(self._planes, (None, 0))
+            if plane is None:
+                raise FileError("the pattern is damaged: it is longer than the weights can hold")
+            parts.append(low_bits(self._carriers[k].weight, plane + 1) >> plane != 0)
+            found += len(parts[-1])
+        bits = torch.cat(parts)
+        self._left = bits[count:]
+        return bits[:count]
+
+
+def _planes(carriers: Sequence[Carrier]) -> Iterator[tuple[int, int]]:
+    """Go through the planes of all carriers, the lowest first."""
+    for plane in range(max(MOST.values())):
+        for k, one in enumerate(carriers):
+            if one.owner_bits <= plane < MOST[one.weight.dtype]:
+                yield plane, k
+
+
+def _code(places: int, taken: int) -> int | None:
+    """Return how many low bits are kept apart; None where a plain mask, or nothing, is shorter."""
+    rare = min(taken, places - taken)
+    if rare == 0:
+        return None
+    low = max(0, (places // rare).bit_length() - 1)
+    best = min((low, low - 1), key=lambda n: _cost(places, rare, n) if n >= 0 else places)
+    return best if best >= 0 and _cost(places, rare, best) < places else None
+
+
+def _cost(places: int, rare: int, low: int) -> int:
+    return rare * (low + 1) + (places >> low) + 1
+
+
+def _digits(numbers: Int[Tensor, " n"], count: int) -> Bool[Tensor, "n count"]:
+    return (numbers.unsqueeze(1) >> torch.arange(count, device=numbers.device)) & 1 != 0
+
+
+def _number(bits: Bool[Tensor, " bits"], count: int) -> Int[Tensor, " n"]:
+    """Return numbers of ``count`` bits each; a single zero if ``count`` is 0."""
+    number = torch.zeros(len(bits) // count if count else 1, dtype=torch.long, device=bits.device)
+    for place, digit in enumerate(bits.view(-1, count).unbind(1) if count else ()):
+        number |= digit.long() << place
+    return number

@@ -7,22 +7,220 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.sparse import SparseSemiStructuredTensor
 
 from fissile._common.errors import FissileError
+from fissile._common.shapes import Bool, Float
 from fissile.discovery.module_checks import has_hooks, marks_of
 from fissile.expansion.replace import without_fast_path
 from fissile.expansion.structure import note
-from fissile.layers import SparseLayer
-from fissile.packed.format import cast, check_layout, refuse_overflow
-from fissile.packed.inline_layout import settle
-from fissile.packed.layers import DOES_NOT_TRAIN, Packed
-from fissile.packed.make import packed_layer, unpacked_layer
-from fissile.packed.semi import semi_structured
+from fissile.layers import (
+    DropConnectLinear,
+    Masked,
+    MaskedConv2d,
+    MaskedLinear,
+    Partitioned,
+    PartitionedConv2d,
+    PartitionedLinear,
+    SparseConv2d,
+    SparseLayer,
+    SparseLinear,
+)
+from fissile.packed.bits import Carrier, embedded, exists, write_groups, write_places
+from fissile.packed.format import (
+    Layout,
+    cast,
+    check_dtype,
+    check_layout,
+    pack_bitmap,
+    pack_owned,
+    refuse_overflow,
+)
+from fissile.packed.layers import (
+    DOES_NOT_TRAIN,
+    Bitmap,
+    Owned,
+    Packed,
+    PackedMaskedConv2d,
+    PackedMaskedLinear,
+    PackedPartitionedConv2d,
+    PackedPartitionedLinear,
+)
 from fissile.packed.sequence import PackedSequential
 
-__all__ = ["finish", "pack", "unpack"]
+__all__ = [
+    "bitmap_like",
+    "finish",
+    "inline_layers",
+    "is_two_of_four",
+    "living",
+    "owned_like",
+    "pack",
+    "packed_layer",
+    "semi_structured",
+    "settle",
+    "settled",
+    "stream_of",
+    "unpack",
+    "unpacked_layer",
+]
+
+
+def packed_layer(layer: SparseLayer, dtype: torch.dtype | None, layout: Layout) -> Packed:
+    """Pack one expanded layer by itself."""
+    if isinstance(layer, Packed):
+        raise FissileError("it is packed already; fissile.unpack comes first")
+    if isinstance(layer, DropConnectLinear):
+        raise FissileError(
+            "DropConnect uses all its weights in evaluation: nothing to pack; expand the model"
+        )
+    if layer.weight.ndim != (4 if isinstance(layer, SparseConv2d) else 2):
+        raise FissileError("a stack of networks is not packed; take the networks out one by one")
+    if layer.weight.is_meta:
+        raise FissileError("its weights are on the meta device and have no values; load them first")
+    kind, weight = check_dtype(dtype or layer.weight.dtype), layer.rows(layer.weight.detach())
+    if not bool(weight.isfinite().all()):
+        raise FissileError("it has weights that are NaN or infinite; repair the model first")
+    bias = None if layer.bias is None else layer.bias.detach().to(kind, copy=True)
+    if isinstance(layer, Partitioned):
+        values, planes = pack_owned(weight, layer.rows(layer.owner), layer.alpha, kind, layout)
+        return owned_like(layer, values, planes, bias)
+    assert isinstance(layer, Masked)
+    values, live, group = pack_bitmap(weight, layer.rows(layer.mask), kind)
+    return bitmap_like(layer, values, live, group, bias, layout)
+
+
+def owned_like(
+    layer: Partitioned, weight: Tensor, planes: Tensor | None, bias: Tensor | None
+) -> Owned:
+    """Hold packed tensors in a layer that computes what the given one does."""
+    if isinstance(layer, PartitionedConv2d):
+        where = layer.inputs, layer.kernel_size, layer.geometry
+        return PackedPartitionedConv2d(weight, planes, layer.alpha, bias, *where)
+    assert isinstance(layer, SparseLinear)
+    turned = layer.transposed
+    return PackedPartitionedLinear(weight, planes, layer.alpha, bias, transposed=turned)
+
+
+def bitmap_like(
+    layer: Masked, weight: Tensor, live: Tensor, group: int, bias: Tensor | None, layout: Layout
+) -> Bitmap:
+    """Hold packed tensors in a layer that computes what the given one does."""
+    parts = weight, live, group, layer.inputs, bias
+    if isinstance(layer, MaskedConv2d):
+        return PackedMaskedConv2d(*parts, layer.kernel_size, layer.geometry, layout=layout)
+    assert isinstance(layer, SparseLinear)
+    return PackedMaskedLinear(*parts, layout=layout, transposed=layer.transposed)
+
+
+def unpacked_layer(layer: Packed) -> SparseLayer:
+    """Return an expanded layer with the weights that were packed."""
+    bias = layer.bias
+    if isinstance(layer, Owned):
+        weight, owner = layer.weight.detach(), layer.owner()
+        if isinstance(layer, PackedPartitionedConv2d):
+            shape = len(weight), layer.inputs, *layer.kernel_size
+            filters, owner = weight.view(shape), owner.view(shape)
+            return PartitionedConv2d(filters, owner, layer.alpha, bias, layer.geometry)
+        assert isinstance(layer, SparseLinear)
+        return PartitionedLinear(weight, owner, layer.alpha, bias, transposed=layer.transposed)
+    weight, mask = layer.dense_weight(), layer.pattern()
+    if isinstance(layer, PackedMaskedConv2d):
+        return MaskedConv2d(weight, mask, bias, layer.geometry)
+    assert isinstance(layer, SparseLinear)
+    return MaskedLinear(weight, mask, bias, transposed=layer.transposed)
+
+
+# --- layout inline: weights that carry their places
+
+
+def inline_layers(model: nn.Module) -> dict[str, Packed]:
+    """Return the packed layers of layout ``inline`` by their names, in the model's order."""
+    named = model.named_modules()
+    return {name: m for name, m in named if isinstance(m, Packed) and m.layout == "inline"}
+
+
+def living(layer: Packed) -> Float[Tensor, " living"]:
+    """Return the weights that exist, row after row."""
+    weight = layer.weight.detach().cpu()
+    return weight[exists(weight)]
+
+
+def stream_of(layers: Mapping[str, Packed]) -> Bool[Tensor, " bits"]:
+    """Write down where the weights of these layers go, apart from their owners."""
+    parts = [torch.zeros(0, dtype=torch.bool, device="cpu")]
+    for layer in layers.values():
+        there = exists(layer.weight.detach().cpu())
+        if isinstance(layer, Owned):
+            parts.append(write_places(there.flatten()))
+        else:
+            assert isinstance(layer, Bitmap)
+            parts.append(write_groups(_in_groups(layer, there)))
+    return torch.cat(parts)
+
+
+def settled(layers: Mapping[str, Packed]) -> dict[str, Tensor] | None:
+    """Return the living weights, rounded to carry the stream; None if it is too long for them.
+
+    Weights that carry it already come back as they are.
+    """
+    carriers = [Carrier(living(layer), layer.owner_bits) for layer in layers.values()]
+    values = embedded(stream_of(layers), carriers)
+    return None if values is None else dict(zip(layers, values, strict=True))
+
+
+def settle(model: nn.Module) -> None:
+    """Round a model's weights now to what a file will hold, so that saving changes nothing."""
+    layers = inline_layers(model)
+    for name, values in (settled(layers) or {}).items():
+        weight = layers[name].weight.detach()
+        weight[exists(weight)] = values.to(weight.device)
+
+
+def _in_groups(layer: Bitmap, there: Bool[Tensor, " stored"]) -> Bool[Tensor, "groups size"]:
+    """Return which weights exist in all groups of a layer, stored or not."""
+    shape = layer.outputs * layer.groups, layer.group
+    mask = torch.zeros(shape, dtype=torch.bool, device="cpu")
+    mask[layer.stored().flatten()] = there.view(-1, layer.group)
+    return mask
+
+
+# --- layout 2:4: PyTorch's semi-structured tensors
+
+
+def is_two_of_four(pattern: Bool[Tensor, "outputs inputs"]) -> bool:
+    """Return whether each aligned group of four inputs has at most two weights, in every neuron.
+
+    >>> is_two_of_four(torch.tensor([[True, True, False, False]]))
+    True
+    """
+    if pattern.shape[-1] % 4:
+        return False
+    return bool((pattern.unflatten(-1, (-1, 4)).sum(-1) <= 2).all())
+
+
+def semi_structured(layer: SparseLayer, dtype: torch.dtype | None) -> nn.Module | None:
+    """Return a plain linear layer over a semi-structured weight; None if the layer is not 2:4."""
+    if not isinstance(layer, SparseLinear) or layer.transposed or layer.weight.ndim != 2:
+        return None
+    if not is_two_of_four(layer.pattern()):
+        return None
+    new = layer.written_out().to(dtype=dtype)
+    weight = new.get_parameter("weight").detach()
+    if not weight.is_cuda:
+        raise FissileError(
+            'layout="2:4" is for GPUs: move the model there first, or use layout="inline"'
+        )
+    try:
+        sparse = torch.sparse.to_sparse_semi_structured(weight)
+    except (RuntimeError, ValueError) as error:
+        raise FissileError(f"PyTorch does not take it as a 2:4 weight: {error}") from None
+    new.weight = nn.Parameter(sparse, requires_grad=False)
+    return new
+
+
+# --- whole models
 
 
 def pack(
@@ -53,8 +251,7 @@ def pack(
         if tensor.is_floating_point() and name in given:
             refuse_overflow(name, given[name], tensor)
     settle(packed)
-    finish(packed, learns)
-    return packed
+    return finish(packed, learns)
 
 
 def unpack(model: nn.Module) -> nn.Module:
@@ -70,7 +267,7 @@ def unpack(model: nn.Module) -> nn.Module:
     if not layers:
         raise FissileError("the model has no packed layers")
     wide = _with(model, {name: unpacked_layer(layer) for name, layer in layers.items()})
-    _recast_sequences(wide, PackedSequential, nn.Sequential)
+    wide = _swap_sequences(wide, PackedSequential, nn.Sequential)
     learns = wide.__dict__.pop("learns", None)
     for name, parameter in wide.named_parameters():
         parameter.requires_grad_(learns is None or name in learns)
@@ -79,15 +276,16 @@ def unpack(model: nn.Module) -> nn.Module:
     return wide
 
 
-def finish(packed: nn.Module, learns: frozenset[str]) -> None:
-    """Make a model with packed layers one for inference, that remembers what would learn."""
-    _recast_sequences(packed, nn.Sequential, PackedSequential)
+def finish(packed: nn.Module, learns: frozenset[str]) -> nn.Module:
+    """Return a model with packed layers as one for inference that remembers what would learn."""
+    packed = _swap_sequences(packed, nn.Sequential, PackedSequential)
     packed.requires_grad_(False).eval()
     packed.__dict__["learns"] = learns
     if not isinstance(packed, Packed):  # which refuses by itself
         packed.__dict__["train"] = partial(_refuse_training, packed)
     if hasattr(packed, "save_pretrained"):
         packed.__dict__["save_pretrained"] = _refuse_pretrained
+    return packed
 
 
 def _two_of_four(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -102,8 +300,7 @@ def _two_of_four(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
         for module in packed.modules():  # one by one: a semi-structured weight takes no cast
             if module not in made.values():
                 module._apply(partial(cast, dtype=dtype), recurse=False)
-    finish(packed, frozenset())
-    return packed
+    return finish(packed, frozenset())
 
 
 def _each(model: nn.Module, make: Callable[[SparseLayer], nn.Module]) -> dict[str, nn.Module]:
@@ -160,13 +357,33 @@ def _sparse(model: nn.Module, name: str) -> SparseLayer:
 
 
 def _is_own(layer: nn.Module, key: str) -> bool:
-    """Tell what a layer's kind has by itself from what somebody noted on it."""
+    """Return whether an attribute is declared by the layer's class, not added to the instance."""
     return any(key in (*vars(kind), *kind.__annotations__) for kind in type(layer).__mro__[:-1])
 
 
-def _recast_sequences(model: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:
-    """Let sequences that hold such layers be of another class, with all they have."""
-    for module in model.modules():
-        if type(module) is old and any(isinstance(m, SparseLayer) for m in module.children()):
-            module.__dict__.pop("_plan", None)
-            module.__class__ = new
+def _swap_sequences(
+    model: nn.Module, old: type[nn.Sequential], new: type[nn.Sequential]
+) -> nn.Module:
+    """Return the model with sequences of class ``new`` for ``old`` ones with expanded layers.
+
+    The new sequences hold the same modules under the same names; a model that is such a sequence
+    itself comes back as another object.
+    """
+    swapped: dict[nn.Module, nn.Module] = {
+        module: _sequence_like(module, new)
+        for module in model.modules()
+        if type(module) is old and any(isinstance(m, SparseLayer) for m in module.children())
+    }
+    for module in [*model.modules(), *swapped.values()]:
+        for name, child in module._modules.items():
+            if child in swapped:
+                setattr(module, name, swapped[child])
+    return swapped.get(model, model)
+
+
+def _sequence_like(sequence: nn.Module, kind: type[nn.Sequential]) -> nn.Sequential:
+    """Return a sequence of another class with the modules, hooks and marks of the given one."""
+    state = {key: value for key, value in vars(sequence).items() if key != "_plan"}
+    new = kind()
+    new.__setstate__(state | {"_modules": dict(sequence._modules)})
+    return new

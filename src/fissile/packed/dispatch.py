@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from types import ModuleType
 
@@ -136,12 +135,12 @@ def _shaped(y: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def is_traced() -> bool:
-    """Tell whether PyTorch writes down what is called, to compile or to export it."""
+    """Return whether PyTorch is tracing this call, to compile or to export it."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def is_odd(x: Tensor) -> bool:
-    """Tell a tensor whose numbers do not lie in memory of its own, or that somebody watches.
+    """Return whether x is traced, wrapped or otherwise lacks plain storage.
 
     PyTorch knows how to bring such a one to an operator; a kernel would read at its address.
     """
@@ -155,7 +154,7 @@ def is_odd(x: Tensor) -> bool:
 
 
 def refuse_gradients(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Say so where somebody waits for gradients, which packed layers do not have."""
+    """Raise an error if gradients are asked for, which packed layers do not have."""
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         raise FissileError("a packed layer has no forward-mode gradients; fissile.unpack it")
     if not torch.is_grad_enabled():
@@ -167,13 +166,13 @@ def refuse_gradients(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def _autocasts(x: Tensor) -> bool:
-    """Tell whether autocast would cast this for a plain layer: it leaves out float64."""
+    """Return whether autocast would cast x for a plain layer; it leaves out float64."""
     kind = x.device.type
     return kind != "meta" and torch.is_autocast_enabled(kind) and x.dtype in MANTISSA
 
 
 def few_children(alpha: int) -> bool:
-    """Tell whether the kernels know so many children; of a single one there is nothing to tell."""
+    """Return whether the kernels take alpha children: 2 to 8."""
     return 0 < owner_bits(alpha) <= MOST_BITS
 
 
@@ -184,9 +183,18 @@ def kernels_for(device: torch.device) -> ModuleType | None:
 
 @functools.cache
 def _kernels(kind: str) -> ModuleType | None:
-    name = {"cpu": "fissile.packed.cpu", "cuda": "fissile.packed.gpu"}.get(kind)
-    kernels = None if name is None else importlib.import_module(name)
-    return kernels if kernels is not None and kernels.can_run() else None
+    if kind == "cpu":
+        from fissile.packed import cpu
+
+        return cpu if cpu.can_run() else None
+    if kind == "cuda":
+        from fissile.packed import gpu
+
+        if gpu.can_run():
+            from fissile.packed.gpu import launch
+
+            return launch
+    return None
 
 
 def _owned(

@@ -1,12 +1,13 @@
 """Packed layers as the tensors of a file, and back, with nothing in the file believed.
 
 Layout ``inline`` is written as the weights that exist, one row of numbers for each layer: where
-they go is in their lowest bits (see ``stream``). Only where a pattern is too long for that, as in
+they go is in their lowest bits (see ``bits``). Only where a pattern is too long for that, as in
 the smallest of layers, it is a tensor of its own.
 """
 
 from __future__ import annotations
 
+import base64
 import zlib
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -16,16 +17,32 @@ import torch
 from torch import Tensor, nn
 
 from fissile._common.errors import FileError
+from fissile.expansion.structure import read_pairs
 from fissile.layers import Masked, Partitioned, SparseConv2d, SparseLayer
-from fissile.packed.bits import MANTISSA, exists, from_bytes, owner_bits, to_bytes
+from fissile.packed.bits import (
+    MANTISSA,
+    Carrier,
+    Reader,
+    exists,
+    from_bytes,
+    owner_bits,
+    read_groups,
+    read_places,
+    to_bytes,
+)
+from fissile.packed.convert import (
+    bitmap_like,
+    inline_layers,
+    living,
+    owned_like,
+    settled,
+    stream_of,
+)
 from fissile.packed.format import Layout, check_layout
-from fissile.packed.header import NEWER
-from fissile.packed.inline_layout import inline_layers, living, settled, stream_of
 from fissile.packed.layers import Bitmap, Owned, Packed
-from fissile.packed.make import bitmap_like, owned_like
-from fissile.packed.stream import Carrier, Reader, read_groups, read_places
 
 __all__ = [
+    "NEWER",
     "PATTERN",
     "checksum",
     "entries_of",
@@ -35,10 +52,86 @@ __all__ = [
     "frozen_in",
     "is_packed",
     "kernel_in",
+    "lengthened",
+    "narrow_bytes",
+    "narrow_sizes",
+    "opened",
+    "sealed",
+    "shortened",
     "tie",
     "ties_in",
     "verify",
 ]
+
+
+# --- the recipe in few bytes
+
+#: What to say of a file that this version knows nothing about.
+NEWER = "written by a newer fissile; update it"
+
+#: Part of the format: what it holds must never change, or files can no longer be read.
+_WORDS = (
+    b'"transposed":true,"partitioned-conv","masked-conv","layer_norm":true,"embedding":512,'
+    b'"settings":{"approximate":"none"}},"name":"gelu","name":"silu","layout":"plane","group":8'
+    b'"model.layers.0.mlp.gate_proj":"encoder.layer.0.intermediate.dense":"output.dense",'
+    b'"frozen":["layers.0.weight","layers.0.bias"],"norms":{"layers.1":'
+    b'{"version":1,"mlp":{"sizes":[784,512,100,32,10],"embedding":null,"layer_norm":false,'
+    b'"dropout":0.0,"activation":{"name":"relu","settings":{"inplace":false}}},"frozen":[],'
+    b'"layers":{"layers.0":{"kind":"partitioned","inputs":512,"outputs":128,"alpha":4,'
+    b'"layout":"inline"},"layers.2":{"kind":"masked","inputs":128,"outputs":100,'
+    b'"layout":"inline","group":4}},"norms":{},"pairs":[{"firsts":["layers.0"],"between":[],'
+    b'"second":"layers.2"}],"crc32":'
+)
+#: The first character of a shortened recipe, and those of one that is not; others are yet to come.
+_MARK, _PLAIN = "z", frozenset("{[ 0123456789abcdef")
+#: No recipe is longer, nor so many times longer than what it was shortened to: reading JSON takes
+#: up to 25 times its length, and a small file shall not ask for much memory.
+_LONGEST, _GRANTED, _TIMES = 2**24, 2**20, 64
+
+
+def shortened(text: str) -> str:
+    """Write a recipe in fewer characters, if it can be lengthened again."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, _WORDS)
+    raw = text.encode()
+    short = _MARK + base64.b85encode(packer.compress(raw) + packer.flush()).decode()
+    return short if len(raw) <= _most(short) else text
+
+
+def lengthened(text: str) -> str:
+    """Return a recipe as it was, shortened or not; a damaged one is a ``ValueError``."""
+    if not text or text[0] in _PLAIN:
+        return text
+    if text[0] != _MARK:
+        raise FileError(f"its recipe begins with {text[0]!r}: {NEWER}")
+    unpacker = zlib.decompressobj(-15, _WORDS)
+    try:
+        whole = unpacker.decompress(base64.b85decode(text[1:]), _most(text))
+    except zlib.error as error:
+        raise ValueError(f"it is not deflated: {error}") from None
+    if not unpacker.eof or unpacker.unused_data:
+        raise ValueError("it does not end where it should")
+    return whole.decode()
+
+
+def sealed(text: str) -> str:
+    """Put a checksum before a recipe, in which one letter may make another activation."""
+    return f"{zlib.crc32(text.encode()):08x}{text}"
+
+
+def opened(text: str) -> str:
+    """Return a recipe, sealed or not; one that has changed since is a ``ValueError``."""
+    if text[:1] in ("{", "[", " ", ""):
+        return text
+    if sealed(text[8:]) != text:
+        raise ValueError("its checksum differs")
+    return text[8:]
+
+
+def _most(short: str) -> int:
+    return min(_LONGEST, _GRANTED + _TIMES * len(short))
+
+
+# --- tensors
 
 #: The tensor of a pattern that is in no weights.
 PATTERN = "fissile.pattern"
@@ -50,7 +143,7 @@ _OURS = ("layout", "group", "kernel")
 
 
 def is_packed(recipe: Mapping[str, Any]) -> bool:
-    """Tell the recipe of a packed model."""
+    """Return whether a recipe is that of a packed model."""
     return any(isinstance(e, Mapping) and "layout" in e for e in recipe["layers"].values())
 
 
@@ -71,7 +164,7 @@ def expanded_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kernel_in(name: str, entry: Mapping[str, Any]) -> list[int] | None:
-    """Return the size of a convolution's filters; None where early files do not say it."""
+    """Return the size of a convolution's filters as the recipe has it; None if it has none."""
     if "kernel" not in entry:
         return None
     kernel = entry["kernel"]
@@ -185,7 +278,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _room(weights: Iterable[Tensor]) -> int:
-    """Return how many places so many weights may have."""
+    """Return how many places the given weights may have."""
     return _ALWAYS + _SPARSEST * sum(len(weight) for weight in weights)
 
 
@@ -266,7 +359,7 @@ def _check_kernel(name: str, entry: Mapping[str, Any], layer: SparseLayer) -> No
     """Refuse filters of another size than the layer's."""
     written = kernel_in(name, entry)
     kernel = [*layer.kernel_size] if isinstance(layer, SparseConv2d) else None
-    if written is not None and written != kernel:
+    if written != kernel:
         raise FileError(f"{name!r} has kernel={written} in the recipe, not {kernel}")
 
 
@@ -275,3 +368,56 @@ def _group(name: str, entry: Mapping[str, Any], columns: int) -> int:
     if type(group) is not int or group < 1 or columns % group:
         raise FileError(f"{name!r} has groups of {group!r} in the recipe")
     return group
+
+
+# --- the dense network's size, from the recipe
+
+
+def narrow_sizes(recipe: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the inputs and outputs that layers had before the split, where the recipe says so.
+
+    >>> narrow_sizes(recipe_of(expand(MLP([32, 8, 1]), 2)))
+    {'layers.0': (32, 8), 'layers.2': (8, 1)}
+    """
+    layers = recipe["layers"]
+    sizes = {
+        name: (entry["inputs"], entry["outputs"] // entry["alpha"])
+        for name, entry in layers.items()
+        if "alpha" in entry
+    }
+    for second, alpha in _copies(recipe).items():
+        sizes[second] = layers[second]["inputs"] // alpha, layers[second]["outputs"]
+    return {name: sizes[name] for name in layers if name in sizes}
+
+
+def narrow_bytes(
+    layers: Mapping[str, Packed], others: Mapping[str, Tensor], recipe: Mapping[str, Any]
+) -> int | None:
+    """Count the bytes of the dense network's tensors; None if the recipe does not tell its size."""
+    sizes, copies = narrow_sizes(recipe), _copies(recipe)
+    if sizes.keys() != layers.keys():
+        return None
+    total = 0
+    for name, layer in layers.items():
+        inputs, outputs = sizes[name]
+        kernel = layer.matrix_shape[1] // layer.inputs
+        numbers = inputs * outputs * kernel + (outputs if layer.bias is not None else 0)
+        total += numbers * layer.weight.element_size()
+    pairs = read_pairs(recipe) or ()
+    widened = {norm: copies[pair.second] for pair in pairs for norm in pair.between}
+    norms = recipe["norms"]
+    for key, tensor in others.items():
+        name = key.rpartition(".")[0]
+        grown = name in norms and tensor.shape == (norms[name],)
+        total += tensor.nbytes // (widened.get(name, 1) if grown else 1)
+    return total
+
+
+def _copies(recipe: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many copies of a neuron the second layers of all pairs read."""
+    layers, found = recipe["layers"], {}
+    for pair in read_pairs(recipe) or ():
+        alphas = {layers[name].get("alpha") for name in pair.firsts if name in layers}
+        if len(alphas) == 1 and None not in alphas and pair.second in layers:
+            found[pair.second] = alphas.pop()
+    return found

@@ -11,6 +11,7 @@ from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
 from fissile.packed.bits import (
     MANTISSA,
+    MOST,
     ending_in,
     exists,
     from_bytes,
@@ -19,7 +20,6 @@ from fissile.packed.bits import (
     to_bytes,
 )
 from fissile.packed.plain import owners
-from fissile.packed.stream import MOST
 
 __all__ = [
     "Layout",
@@ -113,7 +113,7 @@ def recast(weight: Float[Tensor, "*shape"], bits: int, dtype: torch.dtype) -> Te
 def owned_misfit(
     weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int, shape: tuple[int, int]
 ) -> str | None:
-    """Say what is wrong with tensors that are not what :func:`pack_owned` makes of this shape."""
+    """Return what is wrong with tensors that :func:`pack_owned` could not have made, or None."""
     if weight.dtype not in MANTISSA or weight.shape != shape:
         return f"the weight is not a matrix of {shape} packed numbers"
     if wrong := _bias_misfit(bias, alpha * shape[0], weight.dtype):
@@ -138,7 +138,7 @@ def owned_misfit(
 def bitmap_misfit(
     weight: Tensor, live: Tensor, bias: Tensor | None, group: int, shape: tuple[int, int]
 ) -> str | None:
-    """Say what is wrong with tensors that are not what :func:`pack_bitmap` makes of this shape."""
+    """Return what is wrong with tensors that :func:`pack_bitmap` could not have made, or None."""
     if group not in _GROUPS or shape[1] % group:
         return f"groups of {group} do not go into {shape[1]} columns"
     if weight.dtype not in MANTISSA or weight.ndim != 1:

@@ -4,6 +4,8 @@
   (layout ``inline``) or in bit-planes beside them (``plane``).
 * :class:`PackedMaskedLinear` keeps the weights that exist, and a bitmap of where they go: one bit
   for all copies of a weight, since magnitude keeps or removes the copies of a weight together.
+
+Convolutions hold their filters as linear layers hold their rows, and write them out at every pass.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
-from fissile.layers import SparseLayer, SparseLinear, owner_mask
+from fissile.layers import Geometry, SparseConv2d, SparseLayer, SparseLinear, owner_mask
 from fissile.packed import dispatch, plain
 from fissile.packed.bits import MANTISSA, exists, from_bytes, owner_bits
 from fissile.packed.format import Layout, bitmap_misfit, check_dtype, owned_misfit, recast
@@ -27,7 +29,9 @@ __all__ = [
     "Owned",
     "Packed",
     "PackedLinear",
+    "PackedMaskedConv2d",
     "PackedMaskedLinear",
+    "PackedPartitionedConv2d",
     "PackedPartitionedLinear",
 ]
 
@@ -55,7 +59,7 @@ class Packed(SparseLayer):
         return self.outputs, self.inputs
 
     def misfit(self) -> str | None:
-        """Say what is wrong with the tensors, if they are not what packing makes."""
+        """Return what is wrong with the tensors; None if packing could have made them."""
         return self._misfit_of({**self._parameters, **self._buffers})
 
     @abstractmethod
@@ -94,7 +98,7 @@ class Packed(SparseLayer):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
 
     def _hinders(self, mine: Any, parts: Any, assign: bool) -> str | None:
-        """Say why parts of a state, and what is here of the rest, make no layer."""
+        """Return why a state's parts, with the layer's own for the rest, make no layer."""
         for name, part in parts.items():
             if part is not None and part.is_meta:
                 return None  # nothing is in it yet
@@ -113,7 +117,7 @@ class Packed(SparseLayer):
         return rows
 
     def extra_repr(self) -> str:
-        """Say the layout and the dtype besides."""
+        """Return the layer's description, with its layout and dtype."""
         dtype = str(self.weight.dtype).removeprefix("torch.")
         return f"{super().extra_repr()}, layout={self.layout}, dtype={dtype}"
 
@@ -148,7 +152,7 @@ class Owned(Packed):
         return owned_misfit(*tensors, self.alpha, shape)
 
     def extra_repr(self) -> str:
-        """Say alpha before the rest."""
+        """Return the layer's description, with alpha first."""
         return f"alpha={self.alpha}, {super().extra_repr()}"
 
 
@@ -261,3 +265,65 @@ class PackedMaskedLinear(Bitmap, PackedLinear):
         (weight, bias), bits = self._held(), self._buffers
         how = bias, self.group, self.in_features, activation
         return dispatch.bitmap(x, weight, bits["live"], bits["start"], *how)  # type: ignore[arg-type]
+
+
+# --- convolutions
+
+
+class _PackedConv2d(Packed, SparseConv2d):
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        height, width = self.kernel_size
+        return self.out_channels, self.in_channels * height * width
+
+    def _shaped(self, rows: Tensor) -> Tensor:
+        return rows.reshape(len(rows), self.in_channels, *self.kernel_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the filters, written out for this pass."""
+        dispatch.refuse_gradients(x, self.weight, self.bias)
+        return super().forward(x)
+
+
+class PackedPartitionedConv2d(Owned, _PackedConv2d):
+    """A partitioned convolution, packed by :func:`fissile.pack`."""
+
+    kind = "partitioned-conv"
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "parents columns"],
+        planes: Int[Tensor, "bits parents bytes"] | None,
+        alpha: int,
+        bias: Float[Tensor, " children"] | None,
+        inputs: int,
+        kernel: tuple[int, ...],
+        geometry: Geometry,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = inputs, alpha * len(weight)
+        self.kernel_size, self.geometry = kernel, geometry
+        self._keep(weight, planes, alpha, bias)
+
+
+class PackedMaskedConv2d(Bitmap, _PackedConv2d):
+    """A masked convolution, packed by :func:`fissile.pack`."""
+
+    kind = "masked-conv"
+
+    def __init__(
+        self,
+        weight: Float[Tensor, " stored"],
+        live: Int[Tensor, "outputs bytes"],
+        group: int,
+        inputs: int,
+        bias: Float[Tensor, " outputs"] | None,
+        kernel: tuple[int, ...],
+        geometry: Geometry,
+        *,
+        layout: Layout,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = inputs, len(live)
+        self.kernel_size, self.geometry = kernel, geometry
+        self._keep(weight, live, group, bias, layout)

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from fissile._common.errors import FissileError, needs
 from fissile.layers import SparseLinear
+from fissile.packed.convert import packed_layer
 from fissile.packed.format import Layout
-from fissile.packed.make import packed_layer
 
 __all__ = [
     "DENSE",
@@ -28,8 +28,6 @@ __all__ = [
     "Rival",
     "Timing",
     "attempt",
-    "copy_rate",
-    "csr",
     "dense",
     "layer_rivals",
     "module",
@@ -40,11 +38,10 @@ __all__ = [
 #: What the others are compared with: the layer before the split, and after it, written out.
 DENSE, EXPANDED = "dense", "expanded"
 
-#: A single measurement takes at least so many seconds: shorter calls are repeated within.
+#: The least seconds of a single measurement: shorter calls are repeated within it.
 _LEAST = 2e-4
-#: After so many seconds, one more measurement of each is enough.
+#: The seconds after which one more measurement of each rival is enough.
 _LONG = 3.0
-_COPIED = 2**29
 
 
 class Timing(NamedTuple):
@@ -94,18 +91,6 @@ def dense(weight: Tensor, bias: Tensor | None) -> Rival:
     """Return PyTorch's linear layer."""
     read = _bytes(weight, bias)
     return Rival(lambda x: functional.linear(x, weight, bias), read, inputs=weight.shape[1])
-
-
-def csr(weight: Tensor, bias: Tensor | None) -> Rival:
-    """Return PyTorch's product with a weight in compressed sparse rows.
-
-    Its result lies the other way round, which costs it nothing here.
-    """
-    assert weight.layout is torch.sparse_csr
-    outputs = weight.shape[0]
-    column = weight.values().new_zeros(outputs, 1) if bias is None else bias[:, None]
-    read = _bytes(weight.crow_indices(), weight.col_indices(), weight.values(), bias)
-    return Rival(lambda x: torch.addmm(column, weight, x.T).T, read)
 
 
 def semi_structured(weight: Tensor, bias: Tensor | None) -> Rival:
@@ -187,14 +172,6 @@ def race(
         return clock(calls, seconds), why
 
 
-def copy_rate(device: torch.device) -> float:
-    """Return the bytes per second that a large copy reads and writes."""
-    source = torch.ones(_COPIED, dtype=torch.uint8, device=device)
-    to = torch.empty_like(source)
-    name = {"copy": Rival(lambda x: to.copy_(x))}
-    return 2 * _COPIED / race(name, source, seconds=1.0)[0]["copy"].median
-
-
 def _bound(call: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
     return lambda: call(x)
 
@@ -211,7 +188,7 @@ def _first(call: Callable[[], Tensor], device: torch.device) -> str:
 
 
 def _in_turns(calls: Mapping[str, Callable[[], Tensor]], seconds: float) -> dict[str, Timing]:
-    """Time calls round by round: about so many seconds in all, and at least one round."""
+    """Time calls round by round, for about ``seconds`` in all and at least one round."""
     begin, rounds = time.perf_counter(), 0
     first = {name: _once(call, 1) for name, call in calls.items()}
     loops = {name: math.ceil(_LEAST / taken) for name, taken in first.items()}

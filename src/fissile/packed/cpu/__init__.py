@@ -15,12 +15,12 @@ from fissile.packed.cpu.linear import (
     bitmap_linear,
     bitmap_written,
     block,
+    block_for_few,
     can_run,
     owned_linear,
     owned_written,
     takes,
 )
-from fissile.packed.cpu.sample import block_for_few
 
 __all__ = [
     "bitmap_linear",

@@ -6,12 +6,14 @@ sums that are dealt out to several children.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -22,10 +24,14 @@ __all__ = [
     "BYTE",
     "BYTES",
     "FLOAT",
+    "GELU",
+    "GELU_TANH",
+    "SILU",
     "SOURCE",
     "WHOLE",
     "WORD",
     "Emit",
+    "bend",
     "compiled",
     "get",
     "instructions",
@@ -33,6 +39,7 @@ __all__ = [
     "signature",
     "together",
 ]
+
 
 #: The kinds of weights and the bytes of each.
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -233,3 +240,38 @@ def put(typing: Any, base: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.float32), emit
+
+
+# --- the activations that take more than a comparison, in float32
+
+GELU, GELU_TANH, SILU = 2, 3, 4
+
+_HALF, _ONE = np.float32(0.5), np.float32(1)
+_ROOT_HALF, _SCALE = np.float32(math.sqrt(0.5)), np.float32(math.sqrt(2 / math.pi))
+_CUBE = np.float32(0.044715)
+
+
+@compiled
+def _bent(v: np.float32, which: int) -> np.float32:
+    if which == GELU:
+        return _HALF * v * (_ONE + math.erf(v * _ROOT_HALF))
+    if which == GELU_TANH:
+        return _HALF * v * (_ONE + math.tanh(_SCALE * (v + _CUBE * v * v * v)))
+    return v / (_ONE + math.exp(-v))
+
+
+def _bending(source: int) -> Callable[..., None]:
+    @compiled
+    def bend(y: int, outputs: int, batch: int, each: int, which: int, lo: int, hi: int) -> None:
+        """Apply an activation to the outputs of some rows of weights, each of which has several."""
+        assert source >= 0
+        for b in range(batch):
+            for c in range(lo * each, hi * each):
+                at = b * outputs + c
+                put(y, at, _bent(get(y, at), which))
+
+    return bend
+
+
+#: The kernel: an address, sizes, which activation, then the first row and the end.
+bend = _bending(SOURCE)

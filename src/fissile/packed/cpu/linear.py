@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache
+from threading import local
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fissile._common.errors import FissileError, needs
-from fissile.packed.cpu.threads import Step, spread
+from fissile.packed.cpu.threads import LEAST, Step, spread
 from fissile.packed.plain import bitmap_dense, owned_dense
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ __all__ = [
     "bitmap_linear",
     "bitmap_written",
     "block",
+    "block_for_few",
     "can_run",
     "check_bitmap",
     "check_owned",
@@ -32,6 +35,7 @@ __all__ = [
     "owned_written",
     "takes",
 ]
+
 
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 RELU = 1
@@ -52,7 +56,7 @@ LARGE_GROUP, LARGER = 8, 4
 
 @cache
 def can_run() -> bool:
-    """Say whether numba is there and compiles; if not, use plain PyTorch.
+    """Return whether numba is installed and compiles; if not, plain PyTorch serves.
 
     >>> can_run()
     True
@@ -69,7 +73,7 @@ def can_run() -> bool:
 def takes(
     batch: int, dtype: torch.dtype, bits: int | None, group: int = 1, planes: bool = False
 ) -> bool:
-    """Say whether a kernel is faster than writing the weights out for a dense product.
+    """Return whether a kernel is faster than writing the weights out for a dense product.
 
     >>> takes(1, torch.float32, 2)
     True
@@ -211,7 +215,7 @@ def _bending(y: Tensor, each: int, act: int) -> list[Step]:
 @cache
 def activation_kernel() -> Callable[..., None]:
     """Return the kernel of the activations that are no part of the others."""
-    from fissile.packed.cpu.activation import bend
+    from fissile.packed.cpu.instructions import bend
 
     return bend
 
@@ -283,3 +287,56 @@ def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype
         raise FissileError(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
     if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
         raise FissileError(f"{name} must be contiguous, {dtype} and on the CPU")
+
+
+# --- few samples through a small block
+
+#: Samples of a batch that is still few.
+_FEW = 16
+
+
+def block_for_few(
+    weight1: Tensor, planes: Tensor | None, bias1: Tensor | None, alpha: int, activation: str,
+    weight2: Tensor, live: Tensor, start: Tensor, bias2: Tensor | None, group: int,
+) -> tuple[Callable[[Tensor, int], Tensor], int] | None:  # fmt: skip
+    """Return a call for float32 rows and their number, and how many it takes; None if none pays.
+
+    >>> call, most = block_for_few(w1, None, b1, 4, "relu", w2, live, start, b2, 4)
+    >>> y = call(x, 1)  # x is contiguous and has weight1's inputs in its last dimension
+
+    It reads the memory in which the tensors lie now, and keeps it alive.
+    """
+    (h, d), outputs, n = weight1.shape, live.shape[0], alpha * weight1.shape[0]
+    most = min(_FEW, (2 * LEAST - 1) // max(h * d, weight2.numel(), 1))
+    if weight1.dtype is not torch.float32 or weight2.dtype is not torch.float32 or most < 1:
+        return None
+    check_owned(weight1.new_empty(1, d), weight1, planes, bias1, alpha, activation)
+    check_bitmap(n, weight2, live, start, bias2, group, "none")
+    act, slots = ACTIVATIONS[activation], 1 << (alpha - 1).bit_length()
+    firsts = [owned_kernel(torch.float32, slots, planes is not None, many) for many in (0, 1)]
+    seconds = [bitmap_kernel(torch.float32, group, bool(many)) for many in (0, 1)]
+    first_at = weight1.data_ptr(), _address(planes), _address(bias1)
+    second_at = weight2.data_ptr(), live.data_ptr(), start.data_ptr(), _address(bias2)
+    rectified = int(act == RELU)
+    tensors = weight1, planes, bias1, weight2, live, start, bias2
+    held = [t.untyped_storage() for t in tensors if t is not None]
+    mine = local()  # room for what is between the layers, in each thread its own
+    bend = activation_kernel() if act > RELU else None
+
+    def call(x: Tensor, rows: int, _: object = held) -> Tensor:
+        # As x is: the kernels write float32, whatever is the default elsewhere.
+        several, y = rows > 1, x.new_empty((*x.shape[:-1], outputs))
+        if not hasattr(mine, "hidden"):
+            mine.hidden = x.new_empty(most * n)
+        between = mine.hidden.data_ptr()
+        firsts[several](*first_at, x.data_ptr(), between, h, d, rows, alpha, rectified, 0, h)
+        if bend is not None:
+            bend(between, n, rows, alpha, act, 0, h)
+        seconds[several](*second_at, between, y.data_ptr(), outputs, n, rows, 0, 0, outputs)
+        return y
+
+    return call, most
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

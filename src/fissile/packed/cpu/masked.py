@@ -128,7 +128,7 @@ class _Groups(Emit):
 
 
 def _spreads(context: Any, kind: str, group: int) -> bool:
-    """Say whether the processor spreads weights out by one instruction, and that is worth it."""
+    """Return whether the processor spreads weights by one instruction, and it pays."""
     features = context.codegen().magic_tuple()[2]
     needed = "+avx512f" if kind == "float32" else "+avx512vbmi2"
     return group <= 2 and needed in features

@@ -4,29 +4,28 @@ A layer with a few samples takes as long as its weights take to come from memory
 are no more than the dense ones. The kernels compute all children of a weight from one read of it.
 
 * :mod:`~fissile.packed.gpu.partitioned`: the partitioned layer, on the matrix units.
-* :mod:`~fissile.packed.gpu.masked`: the masked layer for one sample, stored group by stored group.
-* :mod:`~fissile.packed.gpu.masked_tiles`: the masked layer for several, on the matrix units.
+* :mod:`~fissile.packed.gpu.masked`: the masked layer, for one sample and for several.
+* :mod:`~fissile.packed.gpu.launch`: both as functions on tensors.
+
+Here is what takes no Triton: where the kernels run, up to which batch they pay, and how a layer is
+cut into programs. Tiles were timed on an H200 in CUDA graphs over weights that were not in its
+cache, at 4096 x 4096, 14336 x 4096, 28672 x 8192, 4096 x 14336, 2048 x 2048, 1024 x 4096 and
+1024 x 1024, with 1, 8 and 16 samples and owners of one, two and three bits; beyond 16 samples at
+the first two. Other GPUs compute the same, perhaps at less speed.
 
 As in a dense layer, where a zero weight meets an infinite input, an infinite or NaN input makes
-outputs NaN that do not depend on it. Nothing is compiled, and Triton is not imported, before the
-first call.
+outputs NaN that do not depend on it.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-__all__ = [
-    "bitmap_linear",
-    "bitmap_written",
-    "can_run",
-    "owned_linear",
-    "owned_written",
-    "takes",
-]
+__all__ = ["MaskedTiles", "Tiles", "can_run", "masked_tiles", "owned_tiles", "takes"]
 
 #: The largest batch for which the kernel beat writing the weight out and one matrix product, by the
 #: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in the weights
@@ -44,7 +43,7 @@ _MOST_BITMAP_SINGLE = 32
 
 
 def can_run(device: torch.device | str = "cuda") -> bool:
-    """Tell whether the kernels run on a device: a GPU of NVIDIA, from Ampere on, and Triton.
+    """Return whether the kernels run on a device: an NVIDIA GPU from Ampere on, with Triton.
 
     >>> can_run("cpu")
     False
@@ -60,7 +59,7 @@ def can_run(device: torch.device | str = "cuda") -> bool:
 def takes(
     batch: int, dtype: torch.dtype, bits: int | None, group: int = 1, planes: bool = False
 ) -> bool:
-    """Tell whether the kernel is faster than writing the weight out for a matrix product.
+    """Return whether the kernel is faster than writing the weight out for a product.
 
     >>> takes(16, torch.float16, 2), takes(4096, torch.float16, 2)
     (True, False)
@@ -82,52 +81,122 @@ def takes(
     return batch <= (min(most, _MOST_SINGLE.get(bits, 0)) if single else most)
 
 
-def owned_linear(
-    x: Tensor,
-    weight: Tensor,
-    planes: Tensor | None,
-    bias: Tensor | None,
-    alpha: int,
-    activation: str,
-) -> Tensor:
-    """Compute a packed partitioned layer, (batch, inputs) to (batch, parents * alpha).
+# --- tiles
 
-    >>> owned_linear(x, weight, None, bias, alpha=4, activation="relu").shape
-    torch.Size([1, 16384])
+#: With fewer rows, programs of 64 leave multiprocessors idle: 132 of them.
+_FEW_ROWS = 64 * 132
+_VERY_FEW_ROWS = 16 * 132
+_MANY_ROWS = 20000
+#: So many programs of a masked layer keep all of them busy, by the rows of one.
+_PROGRAMS = {16: 28 * 132, 64: 512, 128: 256}
+
+
+class Tiles(NamedTuple):
+    """A program takes `rows` parents, and `deep` runs of `run` inputs at a time."""
+
+    rows: int
+    run: int
+    samples: int  # of a matrix product
+    twice: bool  # two such products, one after the other
+    deep: int
+    warps: int
+    stages: int
+
+
+@lru_cache(maxsize=1024)
+def owned_tiles(batch: int, h: int, d: int, bits: int, bytes_each: int, plane: bool) -> Tiles:
+    """Return tiles that suit a partitioned layer.
+
+    >>> owned_tiles(batch=1, h=14336, d=4096, bits=1, bytes_each=2, plane=False).rows
+    64
     """
-    from fissile.packed.gpu.launch import owned
+    twice = batch > 8
+    if bytes_each == 4:
+        return Tiles(16, 32, 8, twice, 4, 4, 4)
+    if batch > 16:
+        tiles = _for_many(batch, h, bits)
+    elif plane:
+        tiles = _for_planes(h, bits, twice)
+    elif h <= _VERY_FEW_ROWS:
+        tiles = Tiles(16, 128, 8, True, 4, 4, 3) if twice else Tiles(16, 64, 8, False, 4, 4, 6)
+    else:
+        tiles = (_for_eight if bits == 3 else _for_four if bits == 2 else _for_two)(h, twice)
+    return _fitting(tiles, d)
 
-    return owned(x, weight, planes, bias, alpha, activation)
+
+def _for_two(h: int, twice: bool) -> Tiles:
+    if h < _FEW_ROWS:
+        return Tiles(16, 256, 8, twice, 2, 2, 3)
+    return Tiles(64, 128, 8, twice, 1, 4, 5 if twice and h >= _MANY_ROWS else 4)
 
 
-def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
-    """Write a packed partitioned layer out: the dense weight, (parents * alpha, inputs)."""
-    from fissile.packed.gpu.launch import owned_written as run
+def _for_four(h: int, twice: bool) -> Tiles:
+    if h < _FEW_ROWS:
+        return Tiles(16, 64, 8, twice, 4, 4, 4 if twice else 6)
+    if h < _MANY_ROWS:
+        return Tiles(64, 128, 8, True, 1, 4, 4) if twice else Tiles(32, 128, 8, False, 1, 2, 4)
+    return Tiles(64, 128, 8, True, 1, 2, 3) if twice else Tiles(16, 64, 8, False, 4, 4, 4)
 
-    return run(weight, planes, alpha)
+
+def _for_eight(h: int, twice: bool) -> Tiles:
+    if h < _FEW_ROWS:
+        return Tiles(16, 64, 8, True, 4, 4, 4) if twice else Tiles(16, 128, 8, False, 4, 4, 3)
+    if h < _MANY_ROWS:
+        return Tiles(16, 64, 8, True, 4, 4, 3) if twice else Tiles(64, 256, 8, False, 1, 4, 3)
+    return Tiles(32, 64, 8, True, 4, 4, 3) if twice else Tiles(16, 128, 8, False, 2, 2, 3)
 
 
-def bitmap_linear(
-    x: Tensor,
-    weight: Tensor,
-    live: Tensor,
-    start: Tensor,
-    bias: Tensor | None,
-    group: int,
-    activation: str,
-) -> Tensor:
-    """Compute a packed masked layer, (batch, inputs) to (batch, outputs).
+def _for_planes(h: int, bits: int, twice: bool) -> Tiles:
+    if h < _FEW_ROWS:
+        return Tiles(16, 64 if twice and bits > 1 else 128, 8, twice, 2, 2, 4)
+    return Tiles(64, 128, 8, twice, 1, 4, 4) if bits == 1 else Tiles(32, 128, 8, twice, 1, 2, 3)
 
-    >>> bitmap_linear(x, weight, live, start, bias, group=4, activation="none").shape
-    torch.Size([1, 4096])
+
+def _for_many(batch: int, h: int, bits: int) -> Tiles:
+    """Return tiles for more than 16 samples: there the matrix units of a warp group pay."""
+    if h < _FEW_ROWS and batch <= 32:
+        return Tiles(64, 128, 8, True, 1, 4, 4)
+    return Tiles(64, 64, 32 if batch <= 32 or bits == 3 else 64, False, 1, 4, 4)
+
+
+def _fitting(tiles: Tiles, d: int) -> Tiles:
+    """Shorten the runs where that makes the inputs a whole number of tiles."""
+    for run in (tiles.run, 128, 64, 32):
+        if run <= tiles.run and d % (run * tiles.deep) == 0:
+            return tiles._replace(run=run)
+    return tiles
+
+
+class MaskedTiles(NamedTuple):
+    """A program takes `rows` outputs, and `part` blocks of 256 groups, `step` at a time."""
+
+    rows: int
+    samples: int
+    part: int
+    step: int  # groups at a time
+    dealt: bool  # in an order that keeps the weights in the lanes that read them
+    warps: int
+    stages: int
+
+
+@lru_cache(maxsize=1024)
+def masked_tiles(batch: int, outputs: int, blocks: int, group: int, bytes_each: int) -> MaskedTiles:
+    """Return tiles that suit a masked layer; a block is 256 groups of a row.
+
+    >>> masked_tiles(batch=8, outputs=4096, blocks=56, group=4, bytes_each=2).rows
+    16
     """
-    from fissile.packed.gpu.launch import bitmap
-
-    return bitmap(x, weight, live, start, bias, group, activation)
-
-
-def bitmap_written(weight: Tensor, live: Tensor, start: Tensor, n: int, group: int) -> Tensor:
-    """Write a packed masked layer out: the dense weight, (outputs, n inputs)."""
-    from fissile.packed.gpu.launch import bitmap_written as run
-
-    return run(weight, live, start, n, group)
+    if bytes_each == 4 or group == 1:
+        step = min(32, 64 // group)
+        tiles = MaskedTiles(64, 8 if batch <= 8 else 16, 0, step, False, 4, 3)
+    elif batch <= 8:
+        tiles = MaskedTiles(16, 8, 0, 32, True, 1, 1)
+    elif batch <= 16:
+        tiles = MaskedTiles(64, 16, 0, 32, False, 2, 3)
+    elif batch <= 64:
+        tiles = MaskedTiles(128, 32 if batch <= 32 else 64, 0, min(32, 128 // group), False, 4, 3)
+    else:
+        tiles = MaskedTiles(128, 128, 0, 64 // group, False, 4, 3)
+    programs = -(-outputs // tiles.rows) * -(-batch // tiles.samples)
+    parts = min(blocks, max(1, _PROGRAMS[tiles.rows] // programs))
+    return tiles._replace(part=-(-blocks // parts))

@@ -9,18 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fissile.packed.gpu.masked import bitmap_kernel
-from fissile.packed.gpu.masked_tiles import bitmap_tiles_kernel, bitmap_written_kernel, parts_kernel
+from fissile.packed.gpu import MaskedTiles, Tiles, masked_tiles, owned_tiles, takes
+from fissile.packed.gpu.masked import (
+    bitmap_kernel,
+    bitmap_tiles_kernel,
+    bitmap_written_kernel,
+    parts_kernel,
+)
 from fissile.packed.gpu.partitioned import owned_kernel, written_kernel
-from fissile.packed.gpu.tiles import MaskedTiles, Tiles, masked_tiles, owned_tiles
 
-__all__ = ["bitmap", "bitmap_written", "owned", "owned_written"]
+__all__ = ["bitmap_linear", "bitmap_written", "owned_linear", "owned_written", "takes"]
+
 
 #: Kernels that are compiled, by all that decided how: Triton's own way to find them takes longer.
 _known: dict[tuple[Any, ...], Callable[..., object]] = {}
 
 
-def owned(
+def owned_linear(
     x: Tensor,
     weight: Tensor,
     planes: Tensor | None,
@@ -30,7 +35,11 @@ def owned(
     tiles: Tiles | None = None,
     assembly: bool | None = None,
 ) -> Tensor:
-    """Launch the kernel of a partitioned layer."""
+    """Compute a packed partitioned layer, (batch, inputs) to (batch, parents * alpha).
+
+    >>> owned_linear(x, weight, None, bias, alpha=4, activation="relu").shape
+    torch.Size([1, 16384])
+    """
     (batch, d), h, each = x.shape, weight.shape[0], weight.element_size()
     bits = (alpha - 1).bit_length()
     tiles = tiles or owned_tiles(batch, h, d, bits, each, planes is not None)
@@ -74,7 +83,7 @@ def _as_words(bits: Tensor) -> Tensor:
 
 
 def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
-    """Launch the kernel that writes a partitioned layer out."""
+    """Return the dense weight of a packed partitioned layer, (parents * alpha, inputs)."""
     h, d = weight.shape
     out = torch.empty((h * alpha, d), dtype=weight.dtype, device=weight.device)
     block = min(2048, 1 << (d - 1).bit_length())
@@ -94,7 +103,7 @@ def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
     return out
 
 
-def bitmap(
+def bitmap_linear(
     x: Tensor,
     weight: Tensor,
     live: Tensor,
@@ -105,7 +114,13 @@ def bitmap(
     tiles: MaskedTiles | None = None,
     assembly: bool | None = None,
 ) -> Tensor:
-    """Launch the kernels of a masked layer; with tiles, those for several samples."""
+    """Compute a packed masked layer, (batch, inputs) to (batch, outputs).
+
+    >>> bitmap_linear(x, weight, live, start, bias, group=4, activation="none").shape
+    torch.Size([1, 4096])
+
+    With tiles, it is the kernel for several samples.
+    """
     (batch, n), (c, blocks) = x.shape, start.shape
     # Groups of two are so many that the matrix units pay for one sample already.
     if batch == 1 and tiles is None and (group != 2 or weight.element_size() == 4):
@@ -174,7 +189,7 @@ def _bitmap_of_one(
 def bitmap_written(
     weight: Tensor, live: Tensor, start: Tensor, n: int, group: int, assembly: bool | None = None
 ) -> Tensor:
-    """Launch the kernel that writes a masked layer out."""
+    """Return the dense weight of a packed masked layer, (outputs, n inputs)."""
     out = torch.empty((live.shape[0], n), dtype=weight.dtype, device=weight.device)
     if assembly is None:
         assembly = weight.is_cuda

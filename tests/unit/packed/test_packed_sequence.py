@@ -9,9 +9,9 @@ from torch import nn
 
 from fissile import MLP, FissileError, expand, pack, unpack
 from fissile.packed import dispatch
-from fissile.packed.block import Block
 from fissile.packed.cpu import can_run
 from fissile.packed.cpu.threads import LEAST
+from fissile.packed.sequence import Block
 
 pytestmark = pytest.mark.skipif(not can_run(), reason="the kernels do not run here")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

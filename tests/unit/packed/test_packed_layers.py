@@ -25,11 +25,10 @@ from fissile import (
     unpack,
 )
 from fissile.bank.stack import stacked_modules
-from fissile.packed.bits import MANTISSA, exists, low_bits, owner_bits
-from fissile.packed.inline_layout import inline_layers, stream_of
+from fissile.packed.bits import MANTISSA, Carrier, _planes, exists, low_bits, owner_bits
+from fissile.packed.convert import inline_layers, stream_of
 from fissile.packed.layers import Packed
 from fissile.packed.sequence import PackedSequential
-from fissile.packed.stream import Carrier, _planes
 
 pytestmark = pytest.mark.usefixtures("way")
 

@@ -16,8 +16,9 @@ from torch import nn
 
 from fissile import MLP, FileError, expand, load, pack, save, to_dense, unpack
 from fissile.io import inspect
-from fissile.packed import dispatch, header
-from fissile.packed.header import lengthened, opened, sealed, shortened
+from fissile.packed import dispatch
+from fissile.packed import files as packs
+from fissile.packed.files import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
 
 
@@ -278,7 +279,7 @@ def test_a_file_costs_no_more_memory_than_its_weights_allow(tmp_path):
 
 
 def deflated(text, after=b""):
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, header._WORDS)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, packs._WORDS)
     return "z" + base64.b85encode(packer.compress(text.encode()) + packer.flush() + after).decode()
 
 

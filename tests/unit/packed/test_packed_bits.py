@@ -9,13 +9,21 @@ from fissile import FileError, FissileError
 from fissile.packed import bits as bitwise
 from fissile.packed.bits import (
     MANTISSA,
+    MOST,
+    Carrier,
+    Reader,
+    embedded,
     ending_in,
     exists,
     from_bytes,
     low_bits,
     owner_bits,
     pattern_of,
+    read_groups,
+    read_places,
     to_bytes,
+    write_groups,
+    write_places,
 )
 from fissile.packed.format import (
     bitmap_misfit,
@@ -27,16 +35,6 @@ from fissile.packed.format import (
     recast,
 )
 from fissile.packed.plain import bitmap_dense, group_starts, owned_dense, owners
-from fissile.packed.stream import (
-    MOST,
-    Carrier,
-    Reader,
-    embedded,
-    read_groups,
-    read_places,
-    write_groups,
-    write_places,
-)
 
 SHORT = [torch.float16, torch.bfloat16]
 DTYPES = list(MANTISSA)
