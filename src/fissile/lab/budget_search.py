@@ -11,7 +11,7 @@ from torch import Tensor
 from fissile._common.shapes import Bool, Float, Int
 from fissile.bank.sparse import Plan, train
 from fissile.data.sets import Labelled
-from fissile.lab.classifier import load
+from fissile.lab.classifier import Arrays, load
 from fissile.lab.task import HELD_OUT
 from fissile.lab.trial import SEARCHED, Contender
 
@@ -22,14 +22,17 @@ Measures = dict[str, float]
 
 
 def contest(
-    contenders: Sequence[Contender], device: str = "cpu", on_steps: OnSteps | None = None
+    contenders: Sequence[Contender],
+    device: str = "cpu",
+    on_steps: OnSteps | None = None,
+    arrays: Arrays | None = None,
 ) -> dict[Contender, Measures]:
     """Return what each contender came to; all see the same data, epochs and batches.
 
     >>> contest([Contender(Features("clinc150-minilm"), 8, "l1")])
     """
     first = contenders[0]
-    found = load(first.task)
+    found = load(first.task, arrays)
     if first.task.classes:
         found = found.some_classes(first.task.classes)
     arena = _Arena(first, device, on_steps)

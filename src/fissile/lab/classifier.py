@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,29 +18,19 @@ from fissile.data.sets import Labelled
 from fissile.lab.task import HELD_OUT, Features, Images
 from fissile.lab.trial import Trial, Work, changed
 
-__all__ = ["STREAMED", "Classifiers", "bound", "fingerprint", "load", "meant", "provided"]
+__all__ = ["STREAMED", "Arrays", "Classifiers", "bound", "fingerprint", "load", "meant"]
 
 #: Raw features beyond so many bytes are read from their file as they are needed; scaled ones are
 #: held in memory.
 STREAMED = 1 << 30
 
 
-#: Arrays that were handed over, where there may be no files.
-_given: dict[str, tuple[Labelled, str]] = {}
+class Arrays(NamedTuple):
+    """A data set that is handed over, where there may be no files."""
 
-
-@contextmanager
-def provided(name: str, found: Labelled, held: str) -> Iterator[None]:
-    """Let a data set be these arrays, with this fingerprint, whatever files are here.
-
-    >>> with provided("fashionmnist", arrays, "ad7b16dc82fbed35"):
-    ...     compute(works)
-    """
-    _given[name] = found, held
-    try:
-        yield
-    finally:
-        del _given[name]
+    name: str
+    samples: Labelled
+    fingerprint: str
 
 
 @lru_cache(maxsize=2)
@@ -76,9 +66,12 @@ def bound(works: Iterable[Work]) -> list[Work]:
     return [work if name is None else changed(work, meant(name)) for work, name in names.items()]
 
 
-def load(task: Features | Images) -> Labelled:
-    """Return the arrays of a task, if they are the ones it means."""
-    found, held = _given.get(task.data) or _found(task.data)
+def load(task: Features | Images, arrays: Arrays | None = None) -> Labelled:
+    """Return the arrays of a task, handed over or from files, if they are the ones it means."""
+    if arrays is not None and arrays.name == task.data:
+        found, held = arrays.samples, arrays.fingerprint
+    else:
+        found, held = _found(task.data)
     if task.fingerprint not in ("", held):
         raise FissileError(
             f"the files of {task.data} have changed since this run began: they now hold {held}, "
@@ -90,8 +83,8 @@ def load(task: Features | Images) -> Labelled:
 class Classifiers:
     """The networks of trials on features; those of one task share its arrays."""
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    def __init__(self, device: str, arrays: Arrays | None = None) -> None:
+        self._device, self._arrays = device, arrays
         self._made: dict[Features, Data] = {}
 
     def spec(self, trial: Trial) -> Spec:
@@ -110,7 +103,7 @@ class Classifiers:
 
     def _data(self, task: Features) -> Data:
         if task not in self._made:
-            found = load(task)
+            found = load(task, self._arrays)
             if task.classes:
                 found = found.some_classes(task.classes)
             if task.validation:

@@ -18,7 +18,7 @@ from fissile.bank.bank import Quiet
 from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.budget_search import contest
-from fissile.lab.classifier import Classifiers, load
+from fissile.lab.classifier import Arrays, Classifiers, load
 from fissile.lab.converged import Plateau, length, limit, plateau, stopped
 from fissile.lab.task import Boolean, Images
 from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work
@@ -49,6 +49,7 @@ def compute(
     device: str = "cpu",
     on_steps: OnSteps | None = None,
     on_outcomes: OnOutcomes | None = None,
+    arrays: Arrays | None = None,
 ) -> list[Outcome]:
     """Run trials that can go side by side (see ``batch_key``) and return what each came to.
 
@@ -57,24 +58,25 @@ def compute(
     It depends on nothing but its arguments and the data sets they name, so any executor may run it
     anywhere. ``on_steps`` is told the share of the training that is done, ``on_outcomes`` what is
     finished before the rest: a convolutional network takes long enough to be kept at once.
+    ``arrays`` is the data set of the trials, where it should not be read from files.
     """
     begin = time.perf_counter()
     trials = [work for work in works if isinstance(work, Trial)]
     contenders = [work for work in works if isinstance(work, Contender)]
     if contenders:
-        came_to = contest(contenders, device, on_steps)
+        came_to = contest(contenders, device, on_steps, arrays)
         found = [Outcome(work, came_to[work], 0.0) for work in contenders]
     elif not trials:
         found = [Outcome(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)]
     elif trials[0].arm.split == "converged":
         if isinstance(trials[0].task, Images):
-            found = _images_trained_on(trials, device, on_steps, on_outcomes)
+            found = _images_trained_on(trials, device, on_steps, on_outcomes, arrays)
         else:
-            found = _trained_on(trials, device, on_steps)
+            found = _trained_on(trials, device, on_steps, arrays)
     elif isinstance(trials[0].task, Images):
-        found = _convolutional(trials, device, on_steps, on_outcomes)
+        found = _convolutional(trials, device, on_steps, on_outcomes, arrays)
     else:
-        found = _on_bank(trials, device, on_steps)
+        found = _on_bank(trials, device, on_steps, arrays)
     # Side by side, nobody has seconds of their own: the time is shared out by estimated cost.
     per_cost = (time.perf_counter() - begin) / sum(one.work.cost for one in found)
     return [replace(one, seconds=per_cost * one.work.cost) for one in found]
@@ -102,16 +104,18 @@ class _Bench(Protocol):
     def arrays(self, bank: Bank, row: int, before: Tensor) -> dict[str, Tensor]: ...
 
 
-def _bank(networks: Sequence[Trial], device: str) -> tuple[_Bench, Bank]:
+def _bank(networks: Sequence[Trial], device: str, arrays: Arrays | None) -> tuple[_Bench, Bank]:
     boolean = isinstance(networks[0].task, Boolean)
-    bench: _Bench = Formulas() if boolean else Classifiers(device)
+    bench: _Bench = Formulas() if boolean else Classifiers(device, arrays)
     return bench, Bank([bench.spec(network) for network in networks], device=device)
 
 
-def _on_bank(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> list[Outcome]:
+def _on_bank(
+    trials: Sequence[Trial], device: str, on_steps: OnSteps | None, arrays: Arrays | None
+) -> list[Outcome]:
     networks, arms = _grid(trials)
     first = networks[0]
-    bench, bank = _bank(networks, device)
+    bench, bank = _bank(networks, device, arrays)
     warm_up, fine_tune = first.warm_up, first.fine_tune
     share = _Share(on_steps, len(networks) * warm_up + len(trials) * fine_tune)
     bank.train(until=warm_up, progress=share)
@@ -132,15 +136,17 @@ def _on_bank(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> 
         row = place[trial.network(), trial.arm]
         measures = {name: float(column[row]) for name, column in table.items()}
         measures["diverged"] = float(row in lost)
-        arrays = bench.arrays(branched, row, before[row // len(arms)]) if trial.pictures else {}
-        outcomes.append(Outcome(trial, measures, 0.0, arrays))
+        pictures = bench.arrays(branched, row, before[row // len(arms)]) if trial.pictures else {}
+        outcomes.append(Outcome(trial, measures, 0.0, pictures))
     return outcomes
 
 
-def _trained_on(trials: Sequence[Trial], device: str, on_steps: OnSteps | None) -> list[Outcome]:
+def _trained_on(
+    trials: Sequence[Trial], device: str, on_steps: OnSteps | None, arrays: Arrays | None
+) -> list[Outcome]:
     """Train dense networks until each has converged; how long others take changes nothing."""
     warm_up, size = trials[0].warm_up, length(trials[0].warm_up)
-    bank = _bank(trials, device)[1]
+    bank = _bank(trials, device, arrays)[1]
     weights = bank.nonzeros.tolist()
     curves, found = [list[float]() for _ in trials], dict[int, Plateau]()
     left, epoch = list(range(len(trials))), warm_up
@@ -169,6 +175,7 @@ def _images_trained_on(
     device: str,
     on_steps: OnSteps | None,
     on_outcomes: OnOutcomes | None,
+    arrays: Arrays | None,
 ) -> list[Outcome]:
     """Train dense networks behind a backbone until each has converged."""
     warm_up = trials[0].warm_up
@@ -188,6 +195,7 @@ def _images_trained_on(
         trials,
         {"converged": Dense()},
         device,
+        arrays,
         fine_tune=limit(warm_up) - warm_up,
         enough=lambda curve: plateau(curve, warm_up) is not None,
         progress=on_steps,
@@ -251,6 +259,7 @@ def _convolutional(
     device: str,
     on_steps: OnSteps | None,
     on_outcomes: OnOutcomes | None,
+    arrays: Arrays | None,
 ) -> list[Outcome]:
     networks, arms = _grid(trials)
     wanted = {(trial.network(), repr(trial.arm)): trial for trial in trials}
@@ -274,6 +283,7 @@ def _convolutional(
         networks,
         {repr(arm): bank_arm(arm, networks[0]) for arm in arms},
         device,
+        arrays,
         fine_tune=networks[0].fine_tune,
         progress=on_steps,
         on_trained=finished,
@@ -282,12 +292,16 @@ def _convolutional(
 
 
 def _behind_backbones(
-    networks: Sequence[Trial], arms: dict[str, BankArm], device: str, **how: Any
+    networks: Sequence[Trial],
+    arms: dict[str, BankArm],
+    device: str,
+    arrays: Arrays | None,
+    **how: Any,
 ) -> list[dict[str, Trained]]:
     """Train networks of one task and recipe behind their backbones."""
     from fissile.bank import vision
 
-    first, held = networks[0], load(_images(networks[0]))
+    first, held = networks[0], load(_images(networks[0]), arrays)
     return vision.train(
         [vision.Network(_images(one).projection, one.neurons, one.number) for one in networks],
         vision.Images(*map(torch.tensor, (held.x, held.y, held.x_test, held.y_test))),

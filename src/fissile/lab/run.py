@@ -141,11 +141,7 @@ def run(
     runner = _Runner(store, watcher, tally)
     runner.until = inf if within is None else time.monotonic() + within
     if lanes is None:
-        lane = _lane(missing, executor, device, in_flight, every)
-        lanes = partial(list, [lane])
-        if executor is None:  # only a batch in this process can tell how far it is
-            keep = partial(runner.keep, lane)
-            runner.job = partial(compute, on_steps=watcher.within, on_outcomes=keep)
+        lanes = partial(list, [_lane(missing, executor, device, in_flight, every)])
     try:
         runner.run(missing, lanes)
     except BrokenExecutor as error:
@@ -194,7 +190,6 @@ class _Runner:
 
     def __init__(self, store: Store, watcher: Watcher, tally: Tally) -> None:
         self.store, self.watcher, self.tally = store, watcher, tally
-        self.job: Callable[..., list[Outcome]] = compute
         self.until = inf
         self.pending = Pending()
         self.flying: dict[Future[Any], tuple[Lane, list[Work]]] = {}
@@ -251,8 +246,16 @@ class _Runner:
         claimed = self.store.claim(work.key for work in batch)
         mine = [work for work in batch if work.key in claimed]
         for part in batches(mine, float("inf")):
-            self.flying[lane.executor.submit(self.job, part, lane.device)] = lane, part
+            self.flying[self._submit(part, lane)] = lane, part
         return self._left([work for work in batch if work.key not in claimed])
+
+    def _submit(self, batch: list[Work], lane: Lane) -> Future[Any]:
+        if not isinstance(lane.executor, Here) or lane.provenance is None:
+            return lane.executor.submit(compute, batch, lane.device)
+        keep = partial(self.keep, lane)  # a batch in this process reports as it goes
+        return lane.executor.submit(
+            compute, batch, lane.device, on_steps=self.watcher.within, on_outcomes=keep
+        )
 
     def _left(self, works: list[Work]) -> list[Work]:
         """Count what another process has stored, and return the rest."""

@@ -11,7 +11,7 @@ import numpy as np
 import fissile
 from fissile._common.cores import cores
 from fissile.data.sets import Labelled
-from fissile.lab import classifier, ray, run
+from fissile.lab import ray, run
 from fissile.lab.compute import compute
 from fissile.lab.ray import cluster, workers
 from fissile.lab.ray.connect import connected
@@ -86,8 +86,8 @@ def data(folder):
     """Train on arrays that no file holds; count how often they are put into the object store."""
     puts, put = [], workers.Depot._put
     workers.Depot._put = lambda self, task: (puts.append(task.data), put(self, task))[1]
-    with classifier.provided("cifar100-clip", arrays(), "0" * 16):
-        found = went([tiny(FEATURES, number=number) for number in range(4)], folder)
+    workers.load = lambda task: arrays()
+    found = went([tiny(FEATURES, number=number) for number in range(4)], folder)
     return found | {"puts": puts}
 
 

@@ -74,9 +74,8 @@ def _joined(where: str) -> Iterator[None]:
             "address out to use this machine's cores"
         )
     try:
-        with _hushed():
-            _join(where)
-            yield
+        _join(where)
+        yield
     finally:
         ray.shutdown()
 
@@ -123,9 +122,12 @@ def _lock() -> None:
     """See that a cluster of ours serves nobody else on this machine or its network."""
     if "RAY_AUTH_MODE" in os.environ:
         return
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     if "ray" in sys.modules:  # which has read the environment already
-        sys.modules["ray"]._raylet.Config.initialize("")
+        raise FissileError(
+            "ray was imported before a cluster of our own could be given a token; call ray.init() "
+            "first, or set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before the import"
+        )
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _end(keeper: subprocess.Popen[str]) -> None:
@@ -134,19 +136,6 @@ def _end(keeper: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(keeper.pid, signal.SIGKILL)
         keeper.wait()
-
-
-@contextmanager
-def _hushed() -> Iterator[None]:
-    """Keep pages of Ray's own log off the terminal: a run says itself what was lost."""
-    from ray._private import worker
-
-    printed = worker.print_to_stdstream
-    worker.print_to_stdstream = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        worker.print_to_stdstream = printed
 
 
 def answers(home: str, patience: float = 1.0) -> bool:

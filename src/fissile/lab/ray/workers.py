@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
@@ -22,9 +22,8 @@ import torch
 import fissile
 from fissile._common.cores import keep_to
 from fissile._common.errors import FissileError
-from fissile.data.sets import Labelled
 from fissile.lab.batching import Halt, Lost, Recalled, Report, memory_of
-from fissile.lab.classifier import load, provided
+from fissile.lab.classifier import Arrays, load
 from fissile.lab.cost import data_bytes, process_bytes
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Features, Images, Work
@@ -61,8 +60,8 @@ def entry() -> Callable[..., object]:
     return fissile_batch
 
 
-def perform(payload: bytes, held: tuple[str, Labelled, str] | None = None) -> Report:
-    """Compute a batch; ``held`` is the data set that it needs, by name and with its fingerprint.
+def perform(payload: bytes, held: Arrays | None = None) -> Report:
+    """Compute a batch; ``held`` is the data set that it needs.
 
     >>> perform(pickle.dumps((compute, [Trial(warm_up=1, fine_tune=1)], "cpu"))).outcomes
     """
@@ -71,8 +70,7 @@ def perform(payload: bytes, held: tuple[str, Labelled, str] | None = None) -> Re
     if device == "cuda" and torch.cuda.is_available():
         torch.cuda.set_device(given_gpu())
     begin = time.perf_counter()
-    with nullcontext() if held is None else provided(*held):
-        outcomes = compute(works, device)
+    outcomes = compute(works, device, **({} if held is None else {"arrays": held}))
     seconds = time.perf_counter() - begin
     worker = f"{socket.gethostname()}:{os.getpid()}"
     return Report(outcomes, _here(device), worker, seconds, _room(device))
@@ -146,7 +144,7 @@ class Depot:
         # As plain arrays, also where they are mapped from a file: a machine has them once, however
         # many of its workers read them.
         whole = replace(found, x=np.asarray(found.x), x_test=np.asarray(found.x_test))
-        return ray.put((task.data, whole, task.fingerprint or found.fingerprint()))
+        return ray.put(Arrays(task.data, whole, task.fingerprint or found.fingerprint()))
 
 
 def _need(works: list[Work], device: str) -> int:

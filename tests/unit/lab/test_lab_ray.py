@@ -14,7 +14,7 @@ from fissile._common.errors import FissileError
 from fissile.data.generated import features
 from fissile.data.sets import Labelled
 from fissile.lab import ray as cluster
-from fissile.lab.classifier import Classifiers, load, provided
+from fissile.lab.classifier import Arrays, Classifiers, load
 from fissile.lab.compute import compute
 from fissile.lab.progress import Bar
 from fissile.lab.ray import Crew, Node, Shares, nodes_of, shares_of, workers
@@ -153,15 +153,14 @@ def test_a_worker_reports_what_it_computed_and_who_it_is(unconfined):
     assert report.seconds > 0
 
 
-def look(works, device):
+def look(works, device, arrays):
     """Stand in for computing: look at the data set."""
-    return load(works[0].task)
+    return load(works[0].task, arrays)
 
 
 def load_data(trial, found):
     """Return the arrays as a bank takes them."""
-    with provided("cifar100-clip", found, "f"):
-        return Classifiers("cpu").spec(trial).data
+    return Classifiers("cpu", Arrays("cifar100-clip", found, "f")).spec(trial).data
 
 
 def test_a_worker_reads_the_data_set_it_is_given_in_place(unconfined):
@@ -170,17 +169,17 @@ def test_a_worker_reads_the_data_set_it_is_given_in_place(unconfined):
     for array in (fixed.x, fixed.y, fixed.x_test, fixed.y_test):
         array.flags.writeable = False  # as arrays in Ray's object store are
     works = [Trial(Features("cifar100-clip", fingerprint="f"), warm_up=1, fine_tune=1)]
-    seen = workers.perform(pickle.dumps((look, works, "cpu")), ("cifar100-clip", fixed, "f"))
+    seen = workers.perform(pickle.dumps((look, works, "cpu")), Arrays("cifar100-clip", fixed, "f"))
     assert seen.outcomes is fixed
     assert load_data(works[0], fixed).x.shape == (200, 512)
 
 
 def test_a_data_set_that_is_handed_over_must_be_the_one_that_is_meant():
     made, work = features(inputs=8, classes=2, train=20, test=10), Features("cifar100-clip")
-    with provided("cifar100-clip", made, "one"):
-        assert load(replace(work, fingerprint="one")) is made
-        with pytest.raises(FissileError, match="now hold one, not two"):
-            load(replace(work, fingerprint="two"))
+    arrays = Arrays("cifar100-clip", made, "one")
+    assert load(replace(work, fingerprint="one"), arrays) is made
+    with pytest.raises(FissileError, match="now hold one, not two"):
+        load(replace(work, fingerprint="two"), arrays)
 
 
 def test_a_process_keeps_to_its_cores(monkeypatch):

@@ -89,8 +89,8 @@ def test_features_are_scaled_before_networks_see_them(scaling):
     held = catalogue.load("generated")
     task = replace(DATA, scaling=scaling)
     found = compute([replace(trial(), task=task)])[0].measures
-    with classifier.provided("generated", held.scaled(scaling), "scaled"):
-        alone = compute([trial()])[0].measures
+    arrays = classifier.Arrays("generated", held.scaled(scaling), "scaled")
+    alone = compute([trial()], arrays=arrays)[0].measures
     assert found == alone
     assert found != compute([trial()])[0].measures
     assert replace(trial(), task=task).key != trial().key

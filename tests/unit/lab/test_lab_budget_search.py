@@ -40,7 +40,7 @@ def few(monkeypatch):
 
 
 def seen(monkeypatch, data: Labelled):
-    monkeypatch.setattr(arena, "load", lambda task: data)
+    monkeypatch.setattr(arena, "load", lambda task, arrays=None: data)
     return data
 
 
