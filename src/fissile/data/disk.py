@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fissile._common.errors import FileError, FissileError
+from fissile._common.files import atomic_write
 
 __all__ = ["IN_MEMORY", "PACKED", "printable", "reading", "replacing", "replacing_folder"]
 
@@ -64,20 +65,8 @@ def replacing(path: Path) -> Iterator[Path]:
     >>> with replacing(Path("features.npz")) as beside:
     ...     beside.write_bytes(b"...")
     """
-    beside: Path | None = None
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        beside = Path(name)
-        yield beside
-        _settle(beside)
-        os.chmod(beside, 0o666 & ~_umask())
-        os.replace(beside, path)
-    except OSError as error:
-        raise FileError(f"could not write {path}: {error.strerror or error}") from None
-    finally:
-        if beside is not None:
-            beside.unlink(missing_ok=True)
+    with atomic_write(path) as file:
+        yield Path(file.name)
 
 
 @contextmanager

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from fissile._common.errors import FileError
+from fissile._common.files import atomic_write
 from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 from fissile.layers.norms import width_of
 from fissile.packed import files as packs
@@ -68,35 +66,14 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def write(tensors: dict[str, Tensor], recipe: dict[str, Any], path: Path) -> None:
     """Write a file, of the tensors as they are; one already there is replaced whole or not."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    _replace(path, lambda temporary: save_file(tensors, temporary, _metadata(recipe)))
-
-
-def _replace(path: Path, write: Callable[[str], None]) -> None:
-    """Write beside the file and rename: a full disk or a crash never costs what was there."""
-    from safetensors import SafetensorError
-
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        write(temporary)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"could not write {path}: {error}") from None
-    finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with atomic_write(path) as file:
+        try:
+            save_file(tensors, file.name, _metadata(recipe))
+        except SafetensorError as error:
+            raise FileError(f"could not write {path}: {error}") from None
 
 
 def _metadata(recipe: dict[str, Any]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from torch.optim import Adam
 
 import fissile.io.files
 from fissile._common.errors import FileError, needs
+from fissile._common.files import atomic_write
 from fissile.bank.sparse import SparseNet
 from fissile.bank.sparse.plan import Plan, Prune, Saliency
 from fissile.expansion.budget import nonzeros
@@ -49,14 +50,16 @@ def write(classifier: Fitted, path: str | os.PathLike[str]) -> None:
 
     note = json.dumps(_note(classifier))
     try:
-        with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
-            plain, noted = Path(folder, "plain"), Path(folder, "noted")
+        with (
+            atomic_write(path) as new,
+            tempfile.TemporaryDirectory(dir=Path(path).parent) as folder,
+        ):
+            plain = Path(folder, "plain")
             fissile.io.files.save(classifier.model_, plain)
             with safe_open(plain, framework="pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                save_file(tensors, noted, {**file.metadata(), _KEY: note})
-            os.replace(noted, path)
-    except (OSError, SafetensorError) as error:
+                save_file(tensors, new.name, {**file.metadata(), _KEY: note})
+    except SafetensorError as error:
         raise FileError(f"could not write {path}: {error}") from None
 
 

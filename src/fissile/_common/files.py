@@ -1,0 +1,63 @@
+"""Writing a file whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from fissile._common.errors import FileError
+
+__all__ = ["atomic_write"]
+
+
+@contextmanager
+def atomic_write(
+    path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb"
+) -> Iterator[IO[Any]]:
+    """Open a temporary file that takes the place of ``path`` when the block ends without an error.
+
+    >>> with atomic_write("model.json", "w") as file:
+    ...     file.write("{}")
+
+    After an error, of whatever kind, the old file is as it was and the temporary one is gone. A new
+    file has the permissions that the process's umask allows; an existing one keeps its own. Code
+    that wants a path may write to ``file.name``.
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{target.name[:64]}.{secrets.token_hex(8)}")
+    try:
+        # Mode "x" creates the file with 0o666, which the kernel masks: os.umask is not needed.
+        text = None if "b" in mode else "utf-8"
+        with open(temporary, mode.replace("w", "x"), encoding=text) as file:
+            permissions = _permissions(target if target.exists() else temporary)
+            os.chmod(temporary, permissions | stat.S_IWUSR)  # before others could read anything
+            yield file
+        with open(temporary, "r+b") as written:  # again, since the block may have renamed another
+            os.fsync(written.fileno())
+        os.chmod(temporary, permissions)
+        os.replace(temporary, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise FileError(f"could not write {path}: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):  # the folder may be missing; the error above says so
+            temporary.unlink(missing_ok=True)
+
+
+def _permissions(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the new name survive a power failure, where the file system can."""
+    with suppress(OSError):  # Windows opens no folders; the file is in place already
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
