@@ -116,7 +116,7 @@ def read_csv(path):
 
 
 def test_everything_is_written(folder):
-    figures = {f"figures/{name}.{kind}" for name in IDS for kind in ("svg", "pdf", "png")}
+    figures = {f"figures/{name}.{kind}" for name in IDS for kind in ("svg", "png")}
     numbers = {"figures/capacity.csv", "figures/theory.csv"}  # codes shows pictures
     tables = {f"tables/{name}.{kind}" for name in ("codes", "capacity") for kind in ("csv", "md")}
     found = {path.as_posix() for path, content in bytes_of(folder).items() if content}
