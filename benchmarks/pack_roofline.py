@@ -10,7 +10,7 @@ Programs come in whole numbers, so a multiprocessor that gets one more than the 
 for. Memory is what a large copy reached in pack-h200.json; what layers took is from
 pack-rule-h200.json, where each is one of many in a CUDA graph.
 
-Writes docs/pack-roofline.md; the last line is one JSON object.
+Writes docs/parts/pack-roofline.md; the last line is one JSON object.
 """
 
 import json
@@ -33,7 +33,7 @@ from fissile.packed.gpu.tiles import owned_tiles
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-TO = ROOT / "docs" / "pack-roofline.md"
+TO = ROOT / "docs" / "parts" / "pack-roofline.md"
 
 PROCESSORS, SCHEDULERS = 132, 4
 #: As measured: cycles of a scheduler for an m16n8k16 product, a sparse m16n8k32 one, and any other

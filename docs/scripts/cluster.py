@@ -1,8 +1,8 @@
 """The figures of cluster.md, from benchmarks/results/cluster.json and plan.json, and from the plan.
 
-    python docs/cluster.py && python docs/include.py
+    python docs/scripts/cluster.py && python docs/scripts/include.py
 
-Writes cluster-*.md beside this file; the same results and the same model give the same bytes.
+Writes cluster-*.md into docs/parts; the same results and the same model give the same bytes.
 """
 
 import json
@@ -11,9 +11,9 @@ from pathlib import Path
 from fissile.lab.plan import duration, plan
 from fissile.lab.studies import STUDIES
 
-HERE = Path(__file__).parent
-RESULTS = HERE.parent / "benchmarks" / "results"
-MODEL = HERE.parent / "src" / "fissile" / "lab" / "measured.json"
+ROOT = Path(__file__).parents[2]
+PARTS, RESULTS = ROOT / "docs" / "parts", ROOT / "benchmarks" / "results"
+MODEL = ROOT / "src" / "fissile" / "lab" / "measured.json"
 
 
 def read(name):
@@ -103,4 +103,4 @@ FILES = {"speed": speed, "beforehand": beforehand, "errors": errors, "imagenet":
 
 if __name__ == "__main__":
     for name, make in FILES.items():
-        (HERE / f"cluster-{name}.md").write_text(make(), "utf-8")
+        (PARTS / f"cluster-{name}.md").write_text(make(), "utf-8")
