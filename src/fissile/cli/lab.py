@@ -160,8 +160,7 @@ def fidelity(
     out: Out = OUT,
 ) -> None:
     """Fit the settings that the paper leaves open to its published tables."""
-    from fissile.lab.fidelity import compared, works
-    from fissile.lab.fidelity_text import markdown
+    from fissile.lab.fidelity import compared, markdown, works
 
     check_device(device)
     with Store(out) as store, interruptible(store), Bar() as bar:

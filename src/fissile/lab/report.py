@@ -25,10 +25,18 @@ from fissile._common.errors import FileError, FissileError, needs
 from fissile._common.progress import duration
 from fissile.lab import plots
 from fissile.lab.claims import Verdict
-from fissile.lab.comparison_table import FAR, MISSING, Table, table, table_rows
+from fissile.lab.comparison_table import (
+    FAR,
+    MISSING,
+    SYMBOLS,
+    Table,
+    claims_markdown,
+    table,
+    table_rows,
+    tables_markdown,
+)
 from fissile.lab.converged import WITHIN
 from fissile.lab.frame import labelled
-from fissile.lab.markdown import SYMBOLS, claims_markdown, tables_markdown
 from fissile.lab.results import Results, latest, load
 from fissile.lab.stats import LEVEL
 from fissile.lab.store import Store
