@@ -31,12 +31,11 @@ docs: .venv/test.stamp
 bench-bank: .venv/bench.stamp
 	$(BIN)/python benchmarks/bank.py
 
-# Ray workers against a local run, and the plan against two runs, into docs/ (three minutes).
+# Ray workers against a local run, into docs/ (two minutes).
 bench-cluster: .venv/test.stamp
 	$(BIN)/python benchmarks/cluster.py --scale paper --trials 2 --to benchmarks/results/cluster.json
-	$(BIN)/python benchmarks/plan.py --to benchmarks/results/plan.json
-	$(BIN)/python docs/cluster.py
-	$(BIN)/python docs/include.py
+	$(BIN)/python docs/scripts/cluster.py
+	$(BIN)/python docs/scripts/include.py
 
 # The same trials locally and on Ray, also with a worker killed, to the bit (some minutes). On a GPU:
 # make bench-cluster-check DEVICE=cuda
@@ -52,12 +51,12 @@ bench-cnn: .venv/demo.stamp
 bench-pack: .venv/demo.stamp
 	$(BIN)/python benchmarks/pack.py --device $(DEVICE)
 	$(BIN)/python benchmarks/pack_chart.py
-	$(BIN)/python docs/include.py
+	$(BIN)/python docs/scripts/include.py
 
 # FissileClassifier beside other classifiers at several budgets, into docs/ (half an hour).
 bench-sklearn: .venv/test.stamp
 	$(BIN)/python benchmarks/sklearn_table.py
-	$(BIN)/python docs/include.py
+	$(BIN)/python docs/scripts/include.py
 
 # Features of ImageNet's size, mapped from a file against held in memory (some minutes).
 bench-stream: .venv/demo.stamp
@@ -86,7 +85,7 @@ results: .venv/demo.stamp
 	mkdir -p results/tidy
 	for id in $$(sed 1d results/claims.csv | cut -d, -f1 | sort -u); do \
 	  $(BIN)/fissile results $$id --scale paper --format parquet --to results/tidy/$$id.parquet; done
-	$(BIN)/python docs/include.py
+	$(BIN)/python docs/scripts/include.py
 
 clean:
 	rm -rf .venv fissile-demo

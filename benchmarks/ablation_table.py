@@ -2,7 +2,7 @@
 
     fissile run ablation --scale paper --device cuda --out STORE
     python benchmarks/ablation_table.py --out STORE
-    python docs/frontier.py && python docs/include.py
+    python docs/scripts/ablation.py && python docs/scripts/include.py
 
 Writes benchmarks/results/ablation.json, as frontier_table.py writes its own. Arms that the file has
 and the code no longer knows stay in it.

@@ -2,7 +2,7 @@
 
     fissile run frontier --scale paper --device cuda --out STORE
     python benchmarks/frontier_table.py --out STORE
-    python docs/frontier.py && python docs/include.py
+    python docs/scripts/frontier.py && python docs/scripts/include.py
 
 Writes benchmarks/results/frontier.json: for every data set, budget and method the test accuracies
 of all trials, what was counted, and the setting that held-out samples chose. With --keep COMMIT,

@@ -7,9 +7,9 @@ The networks of the studies `fashionmnist` and `cifar100` are trained again, exa
 trains them, and kept under build/pack-accuracy: killed at any time, the same command goes on with
 the batch it was at. Each is then tested as it is, rounded to a narrower dtype, and packed.
 
-Writes docs/pack-table.md and benchmarks/results/pack-accuracy.json; the last line it prints is one
-JSON object. Data sets are looked for as `fissile data` says. CIFAR-100 is seen through the features
-of a frozen EfficientNet-Lite2, not CLIP's; --features takes others.
+Writes docs/parts/pack-table.md and benchmarks/results/pack-accuracy.json; the last line printed
+is one JSON object. Data sets are looked for as `fissile data` says. CIFAR-100 is seen through the
+features of a frozen EfficientNet-Lite2, not CLIP's; --features takes others.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from fissile.lab.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "pack-accuracy"
-TABLE = ROOT / "docs" / "pack-table.md"
+TABLE = ROOT / "docs" / "parts" / "pack-table.md"
 RESULTS = ROOT / "benchmarks" / "results" / "pack-accuracy.json"
 
 BATCH = 6.0  # estimated seconds of work that kill -9 may cost; the lab's own

@@ -3,9 +3,10 @@
     python benchmarks/pack_chart.py             # from results/pack-cpu.json and pack-h200.json
     python benchmarks/pack_chart.py FILE ... --to PATH
 
-Draws docs/pack-speed.svg: the time of a split layer over that of the layer before the split, by
-batch size, a row for each machine and dtype and a column for each alpha. Writes docs/pack-speed.md,
-which has it for every size, and docs/pack-summary.md for the README.
+Draws docs/parts/pack-speed.svg: the time of a split layer over that of the layer before the split,
+by batch size, a row for each machine and dtype and a column for each alpha. Writes
+docs/parts/pack-speed.md, which has it for every size, and docs/parts/pack-summary.md, which the
+README includes.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from fissile.lab.plots.style import BASELINE, FULL, Look, styled
 from fissile.packed.timing import DENSE, EXPANDED
 
 ROOT = Path(__file__).parents[1]
-TO = ROOT / "docs" / "pack-speed.svg"
+TO = ROOT / "docs" / "parts" / "pack-speed.svg"
 SIZE = "14336x4096"
 DTYPES = ("float32", "float16")  # bfloat16 is as fast as float16
 

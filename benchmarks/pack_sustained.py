@@ -1,7 +1,7 @@
 """What a packed layer takes of a GPU that does nothing else for seconds, its clock and its power.
 
     python benchmarks/pack_sustained.py --to benchmarks/results/pack-sustained-h200.json    # 4 min
-    python benchmarks/pack_sustained.py --table    # docs/pack-sustained.md from those results
+    python benchmarks/pack_sustained.py --table    # docs/parts/pack-sustained.md from those results
 
 Other benchmarks time a few milliseconds. Decoding takes power beside the memory's, and a GPU at the
 limit of its power soon lowers its clock. So every layer is timed twice: for some milliseconds after
@@ -111,7 +111,7 @@ def main():
     options = parser.parse_args()
     if options.table:
         text = table(json.loads(RESULTS.read_text("utf-8"))["rows"])
-        (ROOT / "docs" / "pack-sustained.md").write_text(text, "utf-8")
+        (ROOT / "docs" / "parts" / "pack-sustained.md").write_text(text, "utf-8")
         return
     needs_gpu()
     rows = []

@@ -3,8 +3,8 @@
     python benchmarks/sklearn_table.py          # half an hour on two idle cores
     python benchmarks/sklearn_table.py --quick  # digits alone, two seeds, writes nothing
 
-Writes docs/classifier-table.md. CIFAR-100's features are looked for as `fissile data` says. The
-last line it prints is one JSON object.
+Writes docs/parts/classifier-table.md. CIFAR-100's features are looked for as `fissile data` says.
+The last line it prints is one JSON object.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from sklearn_rivals import BEST, LOGISTIC, NETWORKS, digits, features, job
 
 import fissile
 
-TO = Path(__file__).parents[1] / "docs" / "classifier-table.md"
+TO = Path(__file__).parents[1] / "docs" / "parts" / "classifier-table.md"
 
 
 def jobs(quick):

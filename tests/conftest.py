@@ -48,12 +48,3 @@ def way(request, monkeypatch):
         if not cpu.can_run():
             pytest.skip("the kernels do not run here")
     return request.param
-
-
-@pytest.fixture
-def no_pdf(monkeypatch):
-    """Save figures without their PDFs: three files of a figure are looked at elsewhere."""
-    from fissile.lab.plots import output
-
-    others = {name: how for name, how in output._FORMATS.items() if name != "pdf"}
-    monkeypatch.setattr(output, "_FORMATS", others)

@@ -88,7 +88,6 @@ def test_results_are_tidy_in_every_format(lab, tmp_path):
     assert piped == target.read_bytes()
 
 
-@pytest.mark.usefixtures("no_pdf")
 def test_the_report_is_written(lab, tmp_path):
     out = called("report", "--out", lab, "--to", tmp_path / "report").stdout
     page = (tmp_path / "report" / "index.html").read_text()

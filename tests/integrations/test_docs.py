@@ -27,7 +27,7 @@ PLACES = (str(ROOT), "/home/", "/root/", "/tmp/", "site-packages", ".venv")
 
 
 def script(name):
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, DOCS / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where a dataclass looks for its own annotations
     spec.loader.exec_module(module)
@@ -101,19 +101,19 @@ def test_outputs_are_compared_by_their_numbers(shown, printed, good):
 def test_included_parts_are_the_files_they_name():
     for page in include.pages():
         text = page.read_text("utf-8")
-        assert include.filled(text) == text, f"{page.name}: run python docs/include.py"
+        assert include.filled(text) == text, f"{page.name}: run python docs/scripts/include.py"
         for part in include.PART.finditer(text):
             assert (ROOT / part[2]).exists(), f"{page.name} includes {part[2]}, which is not there"
 
 
 def test_every_architecture_was_checked_and_none_failed():
-    tree = ast.parse((DOCS / "architectures.py").read_text("utf-8"))
+    tree = ast.parse((DOCS / "scripts" / "architectures.py").read_text("utf-8"))
     [named] = [
         node.value.keys
         for node in tree.body
         if isinstance(node, ast.Assign) and node.targets[0].id == "ARCHITECTURES"
     ]
-    rows = (DOCS / "architectures.md").read_text("utf-8").split("|---|\n")[1].splitlines()
+    rows = (DOCS / "parts" / "architectures.md").read_text("utf-8").split("|---|\n")[1].splitlines()
     assert [row.split(" | ")[0].strip("| ") for row in rows] == [key.value for key in named]
     assert all("✗" not in row and row.count("✓") >= 4 for row in rows)
 
@@ -121,7 +121,7 @@ def test_every_architecture_was_checked_and_none_failed():
 @pytest.mark.slow
 def test_a_line_of_the_table_can_be_made_again():
     line = script("architectures").row("VGG-style")
-    assert line.strip() in (DOCS / "architectures.md").read_text("utf-8")
+    assert line.strip() in (DOCS / "parts" / "architectures.md").read_text("utf-8")
 
 
 # Modules whose docstrings show what needs no files, no data and no other program.

@@ -26,7 +26,6 @@ def lab(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pdf")
 def test_every_study_runs_and_is_reported(lab, tmp_path):
     called("report", "--out", lab, "--to", tmp_path)
     page = (tmp_path / "index.html").read_text()
@@ -59,7 +58,6 @@ def test_results_hang_on_the_arrays_and_not_on_their_name_alone(lab):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pdf")
 def test_the_frontier_is_reported_by_one_name(lab, tmp_path):
     called("report", "frontier", "theory", "--out", lab, "--to", tmp_path)
     drawn = {path.stem for path in (tmp_path / "figures").glob("*.png")}

@@ -18,20 +18,20 @@ SMALL, MIDDLE, LARGE = range(3)
 @pytest.fixture(scope="module")
 def docs():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "docs")
-        import frontier
+        patch.syspath_prepend(ROOT / "docs" / "scripts")
+        import ablation
 
-        yield frontier
+        yield ablation
 
 
 @pytest.fixture(scope="module")
 def found(docs):
-    return docs.frontier_ablation.Ablation(RESULTS)
+    return docs.Ablation(RESULTS)
 
 
 @pytest.fixture(scope="module")
 def search(docs):
-    return docs.frontier_search.Search(SEARCH, RESULTS["sets"])
+    return docs.Search(SEARCH, RESULTS["sets"])
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def plans_of(method):
 
 
 def test_every_arm_is_there_with_five_trials(docs, found):
-    assert set(found.methods) == {OURS, "fpe-4", "fpe-16", *docs.frontier_ablation.ARMS}
+    assert set(found.methods) == {OURS, "fpe-4", "fpe-16", *docs.ARMS}
     assert set(ABLATED) <= set(found.methods)  # none was added since without being run
     assert len(found.points()) == 15
     assert len(RESULTS["cells"]) == 15 * len(found.methods)
@@ -94,13 +94,13 @@ def test_the_base_is_the_frontiers(docs, found):
 
 
 def test_arms_that_are_gone_are_marked_with_their_commit(docs, monkeypatch, found):
-    table = docs.frontier_ablation.summary_table
-    gone = docs.frontier_ablation.METHODS.copy()
+    table = docs.summary_table
+    gone = docs.METHODS.copy()
     del gone["recipe-slower"]
-    monkeypatch.setattr(docs.frontier_ablation, "METHODS", gone)
+    monkeypatch.setattr(docs, "METHODS", gone)
     assert "| recipe-slower † |" in table(found)
     assert "† Removed from the code since; commit 6362c0e has it." in table(found)
-    monkeypatch.setattr(docs.frontier_ablation, "METHODS", docs.frontier_ablation.ARMS)
+    monkeypatch.setattr(docs, "METHODS", docs.ARMS)
     assert "†" not in table(found)
 
 
@@ -223,7 +223,7 @@ def test_how_far_a_choice_goes(found, prose):
 
 
 def test_what_is_said_of_networks_that_die(docs, found, prose):
-    point = docs.frontier_ablation.FRAIL
+    point = docs.FRAIL
     lost = [arm for arm in found.arms if found.collapsed(arm)]
     assert len(lost) == 5  # "five arms"
     assert {found.collapsed(arm) for arm in lost} == {3}

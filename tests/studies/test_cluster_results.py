@@ -18,7 +18,7 @@ def results(name):
 
 @pytest.fixture
 def docs(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs")
+    monkeypatch.syspath_prepend(ROOT / "docs" / "scripts")
     import cluster
 
     return cluster
@@ -26,8 +26,8 @@ def docs(monkeypatch):
 
 def test_the_included_files_are_made_from_the_results(docs):
     for name, make in docs.FILES.items():
-        assert make() == page(f"cluster-{name}.md"), f"{name}: run python docs/cluster.py"
-        assert f"<!-- include: docs/cluster-{name}.md -->" in page("cluster.md")
+        assert make() == page(f"parts/cluster-{name}.md"), f"{name}: run docs/scripts/cluster.py"
+        assert f"<!-- include: docs/parts/cluster-{name}.md -->" in page("cluster.md")
 
 
 def test_two_workers_are_not_much_slower_than_two_cores():

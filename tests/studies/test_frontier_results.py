@@ -21,12 +21,18 @@ def page(name):
 
 
 @pytest.fixture(scope="module")
-def docs():
+def scripts():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "docs")
+        patch.syspath_prepend(ROOT / "docs" / "scripts")
+        import ablation
         import frontier
 
-        yield frontier
+        yield frontier, ablation
+
+
+@pytest.fixture(scope="module")
+def docs(scripts):
+    return scripts[0]
 
 
 @pytest.fixture(scope="module")
@@ -99,19 +105,20 @@ def test_the_settings_are_the_methods_own():
 # --- what is made of it
 
 
-def test_the_included_files_are_made_from_the_results(docs):
-    made = docs.files()
+def test_the_included_files_are_made_from_the_results(scripts):
+    frontier, ablation = scripts
+    made = frontier.files() | ablation.files()
     for name, text in made.items():
-        assert text == page(f"frontier-{name}.md"), f"{name}: run python docs/frontier.py"
-        assert f"<!-- include: docs/frontier-{name}.md -->" in page("frontier.md")
+        assert text == page(f"parts/frontier-{name}.md"), f"{name}: run the scripts in docs"
+        assert f"<!-- include: docs/parts/frontier-{name}.md -->" in page("frontier.md")
     assert {f"frontier-{name}.md" for name in made} == {
-        path.name for path in (ROOT / "docs").glob("frontier-*.md")
+        path.name for path in (ROOT / "docs" / "parts").glob("frontier-*.md")
     }
 
 
 def test_the_figure_is_drawn_from_the_results(docs, found):
     made = docs.picture(found)
-    there = (ROOT / "docs" / "frontier.svg").read_bytes()
+    there = (ROOT / "docs" / "parts" / "frontier.svg").read_bytes()
     if f"Matplotlib v{matplotlib.__version__}".encode() in there:  # another may round otherwise
         assert made == there
     else:
@@ -240,7 +247,7 @@ def test_what_is_said_of_the_earlier_runs(docs, found, earlier, prose):
     assert f"it was {lost[0]:.2f} and {lost[1]:.2f} points below" in prose
     better, level, worse = earlier.totals("dd69b8b")
     assert f"better at {better} points, level at {level} and worse at {worse}" in prose
-    assert docs.frontier_earlier.changed(found) == large(found)
+    assert docs.changed(found) == large(found)
     assert len(large(found)) == 10  # "the ten points"
     for point in found.points():  # the other settings were not changed
         then, now = earlier.ours["dd69b8b"][point], found.cells[*point, "recipe"]

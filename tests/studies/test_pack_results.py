@@ -20,7 +20,7 @@ def read(name):
 
 
 def page(name):
-    return (ROOT / "docs" / name).read_text("utf-8")
+    return (ROOT / "docs" / "parts" / name).read_text("utf-8")
 
 
 def test_the_speeds_are_the_results():

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fissile._common.errors import FissileError
+from fissile._common.progress import duration
 from fissile.lab.batching import default_jobs, pool
 from fissile.lab.results import Results
 from fissile.lab.store import Store
@@ -30,7 +31,6 @@ __all__ = [
     "Scale",
     "cells",
     "complete",
-    "duration",
     "here",
     "interruptible",
     "parsed",
@@ -76,13 +76,6 @@ def interruptible(store: Store) -> Iterator[None]:
         stored = f"{store.count():,} trials are stored in {store.path}"
         typer.echo(f"Stopped. {stored}; the same command goes on.", err=True)
         raise typer.Exit(130) from None
-
-
-def duration(seconds: float) -> str:
-    """Say how long something takes."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _status(found: Results) -> list[str]:

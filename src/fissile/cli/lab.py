@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from fissile._common.errors import FissileError
+from fissile._common.progress import duration
 from fissile.bank import check_device
 from fissile.cli.common import (
     NAMES,
@@ -23,7 +24,6 @@ from fissile.cli.common import (
     Out,
     Scale,
     complete,
-    duration,
     here,
     interruptible,
     print_status,
@@ -160,8 +160,7 @@ def fidelity(
     out: Out = OUT,
 ) -> None:
     """Fit the settings that the paper leaves open to its published tables."""
-    from fissile.lab.fidelity import compared, works
-    from fissile.lab.fidelity_text import markdown
+    from fissile.lab.fidelity import compared, markdown, works
 
     check_device(device)
     with Store(out) as store, interruptible(store), Bar() as bar:

@@ -22,12 +22,21 @@ from typing import Any
 
 import fissile
 from fissile._common.errors import FileError, FissileError, needs
+from fissile._common.progress import duration
 from fissile.lab import plots
 from fissile.lab.claims import Verdict
-from fissile.lab.comparison_table import FAR, MISSING, Table, table, table_rows
+from fissile.lab.comparison_table import (
+    FAR,
+    MISSING,
+    SYMBOLS,
+    Table,
+    claims_markdown,
+    table,
+    table_rows,
+    tables_markdown,
+)
 from fissile.lab.converged import WITHIN
 from fissile.lab.frame import labelled
-from fissile.lab.markdown import SYMBOLS, claims_markdown, tables_markdown
 from fissile.lab.results import Results, latest, load
 from fissile.lab.stats import LEVEL
 from fissile.lab.store import Store
@@ -272,7 +281,7 @@ def _page(sections: Sequence[_Section]) -> str:
     jinja = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    jinja.filters |= {"labelled": labelled, "duration": _duration, "upper_first": _upper_first}
+    jinja.filters |= {"labelled": labelled, "duration": duration, "upper_first": _upper_first}
     text = resources.files("fissile.lab").joinpath("report.html.jinja").read_text("utf-8")
     every = [both for one in sections for both in one.results.verdicts]
     found = Counter(verdict.status for claim, verdict in every if not claim.own)
@@ -300,10 +309,3 @@ def _page(sections: Sequence[_Section]) -> str:
 
 def _upper_first(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((3600, "hours"), (60, "minutes")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} seconds"

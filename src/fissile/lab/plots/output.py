@@ -1,4 +1,4 @@
-"""Figures as files: as vectors for a paper and a web page, and as pixels for everything else."""
+"""Figures as files: SVG for papers and web pages, PNG for everything else."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ _DPI = 300
 #: Formats, and what must not get into them: a file says the same whenever it is written.
 _FORMATS: dict[str, dict[str, Any]] = {
     "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
     "png": {"Software": None},
 }
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as SVG, PDF and PNG; files already there are replaced whole or not at all.
+    """Write a figure as SVG and PNG; files already there are replaced whole or not at all.
 
     >>> save(draw(study, frame), Path("figures"), study.id)
 

@@ -63,7 +63,6 @@ _SETTINGS: dict[str, Any] = {
     "figure.constrained_layout.h_pad": 0.03,
     "lines.linewidth": 1.1,
     "lines.markeredgewidth": 0.8,
-    "pdf.fonttype": 42,  # letters as TrueType, which publishers ask for
     # Letters as outlines: as text, they would look different wherever the font is missing.
     "svg.fonttype": "path",
     "svg.hashsalt": "fissile",  # ids inside the file would be random otherwise

@@ -1,6 +1,6 @@
-"""Fill the marked parts of the README and of the pages beside this file with the files they name.
+"""Fill the marked parts of the README and of the pages in docs with the files they name.
 
-    python docs/include.py
+    python docs/scripts/include.py
 
 A part begins with a comment `include: results/claims.md` and ends with a comment `end`; what is
 between them is replaced by the file. The tests compare the two, so no number is typed in by hand.
@@ -9,7 +9,7 @@ between them is replaced by the file. The tests compare the two, so no number is
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PART = re.compile(r"(<!-- include: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

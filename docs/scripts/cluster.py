@@ -1,15 +1,15 @@
 """The figures of cluster.md, from benchmarks/results/cluster.json.
 
-    python docs/cluster.py && python docs/include.py
+    python docs/scripts/cluster.py && python docs/scripts/include.py
 
-Writes cluster-*.md beside this file; the same results give the same bytes.
+Writes cluster-*.md into docs/parts; the same results give the same bytes.
 """
 
 import json
 from pathlib import Path
 
-HERE = Path(__file__).parent
-RESULTS = HERE.parent / "benchmarks" / "results"
+ROOT = Path(__file__).parents[2]
+PARTS, RESULTS = ROOT / "docs" / "parts", ROOT / "benchmarks" / "results"
 
 
 def read(name):
@@ -37,4 +37,4 @@ FILES = {"speed": speed}
 
 if __name__ == "__main__":
     for name, make in FILES.items():
-        (HERE / f"cluster-{name}.md").write_text(make(), "utf-8")
+        (PARTS / f"cluster-{name}.md").write_text(make(), "utf-8")

@@ -85,24 +85,22 @@ def test_files_are_what_they_are_called_and_never_change(tmp_path: Path, drawn) 
     saved = []
     for folder, figure in (("first", drawn["codes"]), ("second/below", again)):
         paths = save(figure, tmp_path / folder, "codes")
-        assert [path.name for path in paths] == ["codes.svg", "codes.pdf", "codes.png"]
+        assert [path.name for path in paths] == ["codes.svg", "codes.png"]
         assert sorted((tmp_path / folder).iterdir()) == sorted(paths)
         saved.append([path.read_bytes() for path in paths])
-    svg, pdf, png = saved[0]
-    assert saved[1] == [svg, pdf, png]
+    svg, png = saved[0]
+    assert saved[1] == [svg, png]
     assert svg.startswith(b"<?xml")
-    assert pdf.startswith(b"%PDF-")
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     assert b"<text" not in svg  # letters are outlines
-    assert b"/FontFile2" in pdf  # TrueType, embedded
-    assert not re.search(rb"<dc:date>|CreationDate|ModDate|tIME", svg + pdf + png)
+    assert not re.search(rb"<dc:date>|CreationDate|ModDate|tIME", svg + png)
 
 
 def test_saving_again_replaces_the_files_with_the_same(tmp_path: Path, drawn) -> None:
     first = [path.read_bytes() for path in save(drawn["capacity"], tmp_path, "capacity")]
     second = [path.read_bytes() for path in save(drawn["capacity"], tmp_path, "capacity")]
     assert first == second
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_full_disk_is_one_clear_error_and_costs_nothing(tmp_path, drawn, monkeypatch) -> None:
@@ -112,7 +110,7 @@ def test_a_full_disk_is_one_clear_error_and_costs_nothing(tmp_path, drawn, monke
 
     def full(path: Path, data: bytes) -> int:
         calls.append(path)
-        if len(calls) == 3:
+        if len(calls) == 2:
             real(path, data[:10])
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(path, data)
@@ -120,7 +118,7 @@ def test_a_full_disk_is_one_clear_error_and_costs_nothing(tmp_path, drawn, monke
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(FileError, match=r"could not write the figure 'old'.*No space left"):
         save(drawn["theory"], tmp_path, "old")
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 2
     assert old.read_bytes() == before
 
 

@@ -1,7 +1,7 @@
 """Run the Python blocks of a page and put what they print beside them.
 
-    python docs/run.py                    # all pages
-    python docs/run.py docs/tutorial.md   # some
+    python docs/scripts/run.py                    # all pages
+    python docs/scripts/run.py docs/tutorial.md   # some
 
 Blocks of one page share their names. A block of `text` right after a block of `python` is what it
 prints; this script writes it, and a test holds the page to it. A block is left out only after a
@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n)?^```python\n(?P<code>.*?)^```\n"
     r"(?:\n^```text\n(?P<shown>.*?)^```\n)?",

@@ -9,8 +9,8 @@
       fissile run cifar100 single-mask dropconnect --scale paper --trials 3 \
         --set data=cifar100-efficientnet-lite2 --set scaling=$s --out readings
     done
-    python docs/readings.py readings
-    python docs/include.py
+    python docs/scripts/readings.py readings
+    python docs/scripts/include.py
 
 Whatever the store lacks is left out, and every table says how many numbers it compares.
 """
@@ -29,7 +29,8 @@ from fissile.lab.converged import WITHIN
 from fissile.lab.store import Store
 from fissile.lab.studies import CRITERION, STUDIES
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+PARTS = ROOT / "docs" / "parts"
 SAMPLES = (10_000, 20_000, 30_000, 50_000, 100_000, 200_000)
 TABLES = ("codes", "capacity", "cosine", "embed-neurons", "embed-clauses")
 ON_FEATURES = ("cifar100", "single-mask", "dropconnect")
@@ -139,16 +140,16 @@ def by_scale(store):
 
 def by_study():
     """Return what the results in the repository say of the criterion, study by study."""
-    with open(HERE.parent / "results" / "claims.csv", newline="", encoding="utf-8") as file:
+    with open(ROOT / "results" / "claims.csv", newline="", encoding="utf-8") as file:
         found = [row for row in csv.DictReader(file) if row["claim"] == CRITERION.text]
     rows = [[row["study"], row["verdict"], row["numbers"]] for row in found]
     return markdown(["study", "within 95 %?", "numbers"], rows)
 
 
 if __name__ == "__main__":
-    (HERE / "fidelity-criterion.md").write_text(by_study(), "utf-8")
+    (PARTS / "fidelity-criterion.md").write_text(by_study(), "utf-8")
     if len(sys.argv) == 1:
         sys.exit()  # the table of the criterion needs no store
     with Store(sys.argv[1], create=False) as store:
         for name, made in (("samples", by_samples), ("tables", by_table), ("scales", by_scale)):
-            (HERE / f"fidelity-{name}.md").write_text(made(store), "utf-8")
+            (PARTS / f"fidelity-{name}.md").write_text(made(store), "utf-8")

@@ -1,6 +1,6 @@
-"""Check expansion on small models of many architectures and write docs/architectures.md.
+"""Check expansion on small models of many architectures and write docs/parts/architectures.md.
 
-    python docs/architectures.py && python docs/include.py
+    python docs/scripts/architectures.py && python docs/scripts/include.py
 
 Every mark in the table is a check that ran. The models have random weights: this shows that
 expansion works on them, not that it helps.
@@ -208,4 +208,4 @@ def table():
 
 if __name__ == "__main__":
     transformers.utils.logging.disable_progress_bar()
-    (Path(__file__).parent / "architectures.md").write_text(table(), "utf-8")
+    (Path(__file__).parents[1] / "parts" / "architectures.md").write_text(table(), "utf-8")

@@ -6,8 +6,16 @@ import pytest
 
 from fissile._common.errors import FissileError
 from fissile.lab.compute import Outcome
-from fissile.lab.fidelity import TARGETS, Reading, best, common, compared, unreached, works
-from fissile.lab.fidelity_text import markdown
+from fissile.lab.fidelity import (
+    TARGETS,
+    Reading,
+    best,
+    common,
+    compared,
+    markdown,
+    unreached,
+    works,
+)
 from fissile.lab.stats import Summary
 from fissile.lab.store import Provenance, Store
 from fissile.lab.trial import Boolean, Trial

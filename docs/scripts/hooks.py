@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mkdocs.structure.files import File
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FIGURE = re.compile(r"\.\./(results/figures/[\w.-]+)")
 
 

@@ -1,0 +1,44 @@
+"""The progress bar, with rich and without, and durations as text."""
+
+import pytest
+
+from fissile._common import progress
+from fissile._common.progress import ProgressBar, duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.25, "1.2 s"), (42, "42 s"), (90, "2 min"), (5_400, "90 min"), (9_000, "2.5 h")],
+)
+def test_a_duration_is_short(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_bar_counts_units_and_shows_more_lines(capsys):
+    with ProgressBar("encoding", "images", lambda: ["one line more"]) as bar:
+        bar.start(200, done=50)
+        bar.note = "64/s"
+        bar.advance(50)
+    shown = capsys.readouterr().err
+    assert "encoding" in shown
+    assert "100 of 200 images, 64/s" in shown
+    assert "one line more" in shown
+
+
+def test_a_bar_that_never_starts_shows_nothing(capsys):
+    with pytest.raises(ValueError, match="at once"), ProgressBar("encoding", "images"):
+        raise ValueError("at once")
+    assert capsys.readouterr().err == ""
+
+
+def test_without_rich_a_plain_line_has_the_time_left_by_the_work(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with ProgressBar("training", "trials") as bar:
+        bar.start(10, work=100.0)
+        now = 5.0
+        bar.advance(1, work=10.0)  # too early for a line
+        now = 20.0
+        bar.refresh(ahead=10.0)
+    assert capsys.readouterr().err == "training: 1 of 10 trials, 80 s left\n"
