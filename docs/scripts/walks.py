@@ -1,4 +1,4 @@
-"""Count the files that a call passes through: `python docs/scripts/walks.py`, into docs/parts/walks.md.
+"""Count the files that a call passes through, into docs/parts/walks.md.
 
 A file counts when one of its functions runs; importing it alone does not count.
 """

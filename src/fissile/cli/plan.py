@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from fissile._common.cores import cores
-from fissile.cli.common import OUT, Ids, Out, Scale, cells, duration, parsed, show, table_of
+from fissile._common.progress import duration
+from fissile.cli.common import OUT, Ids, Out, Scale, cells, parsed, show, table_of
 from fissile.lab.batching import default_jobs
 from fissile.lab.plan import Estimate
 from fissile.lab.plan import plan as planned
