@@ -10,8 +10,7 @@ from fissile import bank, data, measure
 from fissile._common.errors import FileError, FissileError
 from fissile.discovery import Discovery, Place, discover
 from fissile.expansion.budget import Allocation, NonZeros, nonzeros, register_allocation
-from fissile.expansion.convert import to_dense, to_masked
-from fissile.expansion.expand import dropconnect, expand
+from fissile.expansion.expand import dropconnect, expand, to_dense, to_masked
 from fissile.expansion.rewire import Rewire
 from fissile.expansion.split import (
     Blocks,

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from fissile._common.shapes import Bool, Float, Int
 from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Spec
-from fissile.expansion.convert import to_masked
-from fissile.expansion.expand import dropconnect, expand
+from fissile.expansion.expand import dropconnect, expand, to_masked
 from fissile.expansion.optimizer import Moments
 from fissile.layers import DropConnectLinear, PartitionedLinear, SparseLinear, gathered, spread
 from fissile.layers.mlp import MLP, first_hidden

@@ -1,6 +1,6 @@
 """Finding the places of any model whose neurons can be split."""
 
-from fissile.discovery.place import Discovery, Kind, Place, Refusal
-from fissile.discovery.search import discover
+from fissile.discovery.module_checks import Kind
+from fissile.discovery.search import Discovery, Place, Refusal, discover
 
 __all__ = ["Discovery", "Kind", "Place", "Refusal", "discover"]

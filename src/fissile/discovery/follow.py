@@ -20,6 +20,8 @@ from fissile.discovery.flow import (
     span_of,
 )
 from fissile.discovery.module_checks import (
+    Candidate,
+    Kind,
     has_hooks,
     is_layer,
     is_norm,
@@ -29,7 +31,6 @@ from fissile.discovery.module_checks import (
     passes_silently,
     sizes_of,
 )
-from fissile.discovery.place import Candidate, Kind
 from fissile.layers.mlp import is_elementwise
 
 __all__ = ["FROZEN", "Scope", "Wiring", "follow"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -14,10 +15,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from fissile._common.errors import FissileError
-from fissile.layers import SparseLayer, is_transposed
-from fissile.layers.norms import width_of
+from fissile.layers import SparseLayer, is_transposed, width_of
 
 __all__ = [
+    "Candidate", "Kind",
     "contents", "forward_of", "has_hooks", "held_aside", "is_known_code", "is_layer", "is_norm",
     "is_torch_s", "is_transformer_layer", "kind_of", "marks_of", "norm_trouble",
     "passes_channels", "passes_silently", "refuse_packed", "shape_of", "sizes_of", "tied",
@@ -37,6 +38,20 @@ _PLAIN = {
     *vars(nn.Module()), *vars(nn.Linear(1, 1)), *vars(nn.Conv2d(1, 1, 1)), "nf", "nx",
     "alpha", "geometry", "observer", "pair", "transposed",  # of fissile's own layers
 }  # fmt: skip
+
+#: A plain pair; gate and up side by side; the same as one matrix; filters.
+Kind = Literal["mlp", "gated", "fused", "conv"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A possible place by the names of its modules; with a ``doubt`` it must be tried out first."""
+
+    kind: Kind
+    firsts: tuple[str, ...]
+    between: tuple[str, ...]
+    second: str
+    doubt: str | None = None
 
 
 def forward_of(module: nn.Module) -> Any:

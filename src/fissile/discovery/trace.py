@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from fissile.discovery.follow import Scope, follow
 from fissile.discovery.meta_copy import reseed
 from fissile.discovery.module_checks import (
+    Candidate,
     contents,
     forward_of,
     has_hooks,
@@ -32,7 +33,6 @@ from fissile.discovery.module_checks import (
     passes_silently,
     sizes_of,
 )
-from fissile.discovery.place import Candidate
 
 __all__ = ["Survey", "closed_leaves", "survey"]
 

@@ -14,9 +14,8 @@ from torch.utils._pytree import tree_map
 
 from fissile._common.errors import FissileError
 from fissile.discovery.meta_copy import as_it_is, copied_with, in_double, reseed
-from fissile.discovery.place import Candidate
-from fissile.layers import children_of, is_transposed
-from fissile.layers.norms import copied, widened
+from fissile.discovery.module_checks import Candidate
+from fissile.layers import children_of, copied, is_transposed, widened
 
 __all__ = ["arguments_of", "try_out"]
 

@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 
 from fissile._common.errors import FissileError, whole
 from fissile._common.random import Draw, hash32, seeded
-from fissile.discovery.module_checks import wrapped_in
-from fissile.discovery.place import Discovery, Place, Refusal
-from fissile.discovery.search import discover
+from fissile.discovery.module_checks import has_hooks, wrapped_in
+from fissile.discovery.search import Discovery, Place, Refusal, discover
 from fissile.expansion.budget import (
     Allocation,
     Budget,
@@ -26,7 +25,6 @@ from fissile.expansion.budget import (
     check_budget,
     resolve_allocation,
 )
-from fissile.expansion.config import config_of, widen_config
 from fissile.expansion.optimizer import Moments, check_optimizer
 from fissile.expansion.pattern import Form, Pattern, check_alpha, split_pair
 from fissile.expansion.replace import (
@@ -38,11 +36,23 @@ from fissile.expansion.replace import (
     sparse_second,
 )
 from fissile.expansion.split import Split, resolve_split
-from fissile.expansion.structure import note
-from fissile.layers import Pair, is_transposed
-from fissile.layers.norms import Rebuilt, widened
+from fissile.expansion.structure import note, widen_config
+from fissile.layers import (
+    MaskedConv2d,
+    MaskedLinear,
+    Pair,
+    Partitioned,
+    PartitionedConv2d,
+    PartitionedLinear,
+    Rebuilt,
+    SparseLayer,
+    children_of,
+    copied,
+    is_transposed,
+    widened,
+)
 
-__all__ = ["Where", "choose", "dropconnect", "expand"]
+__all__ = ["Where", "choose", "dropconnect", "expand", "to_dense", "to_masked"]
 
 #: A name, a glob such as ``"encoder.*.mlp"``, several of those, or a function of the place.
 Where = str | Sequence[str] | Callable[[Place], bool]
@@ -102,7 +112,7 @@ def expand(
     terms = _Terms(check_budget(budget), resolve_allocation(allocation), optimizer)
     made = _replacements(model, places, alpha, splits, seed, terms, sparse_first)
     wide = assemble(model, made, optimizer, inplace=inplace)
-    if config_of(wide) is not None:
+    if hasattr(wide, "config"):
         widen_config(wide, {place.neurons for place in places}, index(alpha))
         note(wide)
     return wide
@@ -382,3 +392,52 @@ def _check_values(model: nn.Module, names: Iterable[str]) -> None:
                 f"every weight of {name!r} is zero, so there is nothing to keep; "
                 "train the model before expanding it"
             )
+
+
+def to_masked(model: nn.Module, *, optimizer: Optimizer | Moments | None = None) -> nn.Module:
+    """Rewrite partitioned layers as masked ones, the same function; dynamic masks need it.
+
+    >>> masked = to_masked(expand(model, 2))
+    """
+    return _rewrite(model, _as_masked, optimizer)
+
+
+def to_dense(model: nn.Module) -> nn.Module:
+    """Write an expanded model out in plain layers, with zeros for removed weights.
+
+    >>> plain = to_dense(expand(model, 2))  # for export and inspection; training revives zeros
+    """
+    return _rewrite(model, lambda layer: (layer.written_out(), {}), None)
+
+
+def _as_masked(layer: SparseLayer) -> Rebuilt | None:
+    if not isinstance(layer, Partitioned):
+        return None
+    alpha, mask, bias = layer.alpha, layer.pattern(), copied(layer.bias)
+    if isinstance(layer, PartitionedConv2d):
+        new: nn.Module = MaskedConv2d(layer.dense_weight(), mask, bias, layer.geometry)
+    else:
+        assert isinstance(layer, PartitionedLinear)
+        new = MaskedLinear(layer.dense_weight(), mask, bias, transposed=layer.transposed)
+    rows = -4 if isinstance(layer, PartitionedConv2d) else -2
+    return new, {"weight": lambda t: torch.where(mask, children_of(t, alpha, rows), 0)}
+
+
+def _rewrite(
+    model: nn.Module,
+    rebuild: Callable[[SparseLayer], Rebuilt | None],
+    optimizer: Optimizer | Moments | None,
+) -> nn.Module:
+    """Put other layers in place of the expanded ones in a copy; None leaves one as it is."""
+    if optimizer is not None:
+        optimizer = check_optimizer(optimizer, model)
+    replacements = []
+    for name, layer in model.named_modules():
+        if not isinstance(layer, SparseLayer) or (new := rebuild(layer)) is None:
+            continue
+        if has_hooks(layer):
+            raise FissileError(f"{name!r} has hooks, which a new layer would lose; remove them")
+        replacements.append(Replacement(name, *new))
+    rewritten = assemble(model, replacements, optimizer)
+    note(rewritten)
+    return rewritten

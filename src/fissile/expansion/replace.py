@@ -19,6 +19,7 @@ from fissile.discovery.module_checks import marks_of, refuse_packed
 from fissile.expansion.optimizer import Moments, Move, carried
 from fissile.expansion.pattern import Pattern
 from fissile.layers import (
+    Carry,
     DropConnectLinear,
     Geometry,
     MaskedConv2d,
@@ -26,11 +27,12 @@ from fissile.layers import (
     Pair,
     PartitionedConv2d,
     PartitionedLinear,
+    Rebuilt,
     SparseLayer,
     children_of,
+    copied,
     is_transposed,
 )
-from fissile.layers.norms import Carry, Rebuilt, copied
 
 __all__ = [
     "Replacement",

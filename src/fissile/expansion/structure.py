@@ -7,17 +7,19 @@ its fan-in allows, before anything is made.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fissile._common.errors import FileError
-from fissile.expansion.config import config_of, widen_config
+from fissile.discovery.meta_copy import random_numbers_apart
 from fissile.expansion.replace import without_fast_path
 from fissile.layers import (
     REMOVED,
@@ -32,12 +34,14 @@ from fissile.layers import (
     SparseLayer,
     SparseLinear,
     is_transposed,
+    resize,
+    width_of,
 )
-from fissile.layers.norms import resize, width_of
 
 __all__ = [
     "METHOD",
     "check_pairs",
+    "dense_shapes",
     "described",
     "note",
     "pairs_in",
@@ -46,6 +50,7 @@ __all__ = [
     "recipe_of",
     "remember",
     "renamed",
+    "widen_config",
 ]
 
 
@@ -415,3 +420,97 @@ def _widen_empty(module: nn.Module, width: int) -> None:
         learns = isinstance(value, nn.Parameter)
         setattr(module, key, nn.Parameter(fresh, value.requires_grad) if learns else fresh)
     resize(module, width)
+
+
+#: The names under which configs hold the width of hidden layers.
+_CONFIG_KEYS = (
+    "intermediate_size", "n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim",
+    "dim_feedforward", "hidden_dim", "ffn_hidden_size", "mlp_dim",
+)  # fmt: skip
+
+
+def config_of(model: nn.Module) -> Any:
+    """Return a model's config, if it has one that is an object with attributes; else None."""
+    config = getattr(model, "config", None)
+    return None if isinstance(config, nn.Module | Mapping) else config
+
+
+def widen_config(model: nn.Module, widths: set[int], alpha: int) -> None:
+    """Multiply those widths in an expanded model's config by alpha, if that describes it exactly.
+
+    The proof is a model built from the changed config on the meta device: it must have the shapes
+    of the expanded one written out. As few widths change as that takes; any doubt leaves the
+    config alone. Copies of it that parts of the model hold are changed alike, and so is what a
+    model around this one sees, if it shares the config.
+    """
+    config = config_of(model)
+    if config is None or alpha == 1:
+        return
+    found = {key: width for key in _CONFIG_KEYS if (width := _config_width(config, key)) in widths}
+    shapes = dense_shapes(model) if found else {}
+    for count in range(1, len(found) + 1):
+        for keys in combinations(found, count):
+            wide = {key: found[key] * alpha for key in keys}
+            if _shapes_with(model, config, wide) == shapes:
+                for one in (config, *_configs_inside(model, config)):
+                    _widen_widths(
+                        one, {k: found[k] for k in keys if _config_width(one, k) == found[k]}, alpha
+                    )
+                return
+
+
+def _configs_inside(model: nn.Module, config: Any) -> list[Any]:
+    """Return the copies of a config that expanded parts of a model hold."""
+    held: dict[int, tuple[Any, nn.Module]] = {}
+    for part in model.modules():
+        own = config_of(part)
+        if own is not config and type(own) is type(config):
+            held.setdefault(id(own), (own, part))  # the outermost part comes first
+    return [
+        own
+        for own, part in held.values()
+        if any(isinstance(module, SparseLayer) for module in part.modules())
+    ]
+
+
+def _widen_widths(config: Any, widths: dict[str, int], alpha: int) -> None:
+    with suppress(Exception):  # foreign code: a config that will not change stays as it is
+        for key, width in widths.items():
+            setattr(config, key, width * alpha)
+
+
+def dense_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the parameters' shapes of a model as ``to_dense`` would write it, without writing."""
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    for name, layer in model.named_modules():
+        key = f"{name}.weight" if name else "weight"
+        if isinstance(layer, SparseLinear):
+            shape = (layer.out_features, layer.in_features)
+            shapes[key] = shape[::-1] if layer.transposed else shape
+        elif isinstance(layer, SparseConv2d):
+            shapes[key] = (layer.out_channels, layer.in_channels, *layer.kernel_size)
+        else:
+            assert not isinstance(layer, SparseLayer)
+    return shapes
+
+
+def _config_width(config: Any, key: str) -> int | None:
+    width = getattr(config, key, None)
+    if width is None and key == "n_inner" and hasattr(config, key):  # GPT-2's word for four times
+        embedding = getattr(config, "n_embd", None)
+        return 4 * embedding if isinstance(embedding, int) else None
+    return width if type(width) is int else None
+
+
+def _shapes_with(
+    model: nn.Module, config: Any, wide: dict[str, int]
+) -> dict[str, tuple[int, ...]] | None:
+    """Build the architecture from a changed config, without tensors; None if that fails."""
+    try:
+        with random_numbers_apart(), torch.device("meta"):
+            other = copy.deepcopy(config)
+            for key, width in wide.items():
+                setattr(other, key, width)
+            return {name: tuple(p.shape) for name, p in type(model)(other).named_parameters()}
+    except Exception:  # foreign code: whatever goes wrong, the config stays as it is
+        return None

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fissile._common.errors import FileError, FissileError, needs
-from fissile.expansion.convert import to_dense
+from fissile.expansion.expand import to_dense
 
 __all__ = ["to_onnx"]
 

@@ -29,8 +29,8 @@ from fissile.io.safetensors import (
     read,
     write,
 )
+from fissile.layers import resize
 from fissile.layers.mlp import MLP
-from fissile.layers.norms import resize
 from fissile.packed import files as packs
 from fissile.packed.convert import finish
 from fissile.packed.layers import Packed

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from fissile._common.errors import FileError
 from fissile._common.files import atomic_write
-from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
-from fissile.layers.norms import width_of
+from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer, width_of
 from fissile.packed import files as packs
 from fissile.packed.files import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed

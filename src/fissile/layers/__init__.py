@@ -13,14 +13,20 @@ of those.
 
 from fissile.layers.base import (
     REMOVED,
+    Carry,
     Masked,
     Pair,
     Partitioned,
+    Rebuilt,
     SparseLayer,
     children_of,
+    copied,
     gathered,
     owner_mask,
+    resize,
     spread,
+    widened,
+    width_of,
 )
 from fissile.layers.conv import Geometry, MaskedConv2d, PartitionedConv2d, SparseConv2d
 from fissile.layers.linear import (
@@ -35,6 +41,7 @@ from fissile.layers.linear import (
 
 __all__ = [
     "REMOVED",
+    "Carry",
     "DropConnectLinear",
     "Geometry",
     "Masked",
@@ -44,14 +51,19 @@ __all__ = [
     "Partitioned",
     "PartitionedConv2d",
     "PartitionedLinear",
+    "Rebuilt",
     "SparseConv2d",
     "SparseLayer",
     "SparseLinear",
     "all_weights",
     "children_of",
+    "copied",
     "gathered",
     "is_transposed",
     "owner_mask",
+    "resize",
     "spread",
     "weight_of",
+    "widened",
+    "width_of",
 ]

@@ -7,17 +7,27 @@
 
 from __future__ import annotations
 
-from fissile.measure.accuracy import accuracy_per_parameter, relative_improvement
-from fissile.measure.circuits import coded_clauses, codes, collisions, edge_usage
-from fissile.measure.clusters import (
+from fissile.measure.interference import (
+    capacity,
+    coded_clauses,
+    codes,
+    collisions,
+    cosine,
+    edge_usage,
+    features,
+    gram,
+    total_capacity,
+)
+from fissile.measure.scores import (
     Recovery,
     Rows,
+    accuracy_per_parameter,
     adjusted_rand,
     gram_clusters,
     pairwise_agreement,
     recovery,
+    relative_improvement,
 )
-from fissile.measure.superposition import capacity, cosine, features, gram, total_capacity
 
 __all__ = [
     "Recovery",

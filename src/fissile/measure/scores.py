@@ -1,8 +1,8 @@
-"""Gram clustering: how well clusters of the Gram matrix recover the true groups of inputs."""
+"""Scores: accuracy per parameter, and how well Gram clusters recover the true groups."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -12,15 +12,17 @@ from fissile._common.errors import FissileError
 from fissile._common.random import Draw
 from fissile._common.shapes import Float, Int
 from fissile.expansion.split import gram_points, kmeans
-from fissile.measure.superposition import membership
+from fissile.measure.interference import membership
 
 __all__ = [
     "Recovery",
     "Rows",
+    "accuracy_per_parameter",
     "adjusted_rand",
     "gram_clusters",
     "pairwise_agreement",
     "recovery",
+    "relative_improvement",
 ]
 
 #: What is clustered: the rows of the Gram matrix, the same at unit length, or the rows of the
@@ -148,3 +150,31 @@ def _pairs(labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inp
     true = truth[..., first] == truth[..., second]
     groups = (ours & true, ours & ~true, ~ours & true, ~ours & ~true)
     return _Pairs(*(group.sum(-1) for group in groups))
+
+
+Number = TypeVar("Number", float, Tensor)
+
+
+def accuracy_per_parameter(accuracy: Number, nonzeros: Number | float) -> Number:
+    """Accuracy divided by the number of parameters that are not zero.
+
+    >>> accuracy_per_parameter(0.5, 100)
+    0.005
+    """
+    _check_positive("nonzeros", nonzeros)
+    return accuracy / nonzeros
+
+
+def relative_improvement(expanded: Number, dense: Number | float) -> Number:
+    """The gain of the expanded network's accuracy as a fraction of the dense network's.
+
+    >>> relative_improvement(0.75, 0.5)
+    0.5
+    """
+    _check_positive("dense", dense)
+    return (expanded - dense) / dense
+
+
+def _check_positive(name: str, value: float | Tensor) -> None:
+    if not bool((torch.as_tensor(value) > 0).all()):
+        raise FissileError(f"{name}={value} divides, so it must be above 0.")
