@@ -10,11 +10,22 @@ __all__ = ["FileError", "FissileError", "needs", "whole"]
 
 
 class FissileError(ValueError):
-    """Something given to fissile cannot be right; the message says what, and what to do."""
+    """An argument cannot be right; the message says what is wrong and what to do.
+
+    >>> try:
+    ...     whole("alpha", 0, least=1)
+    ... except FissileError as error:
+    ...     print(error)
+    alpha=0 is not a whole number of at least 1; give one
+    """
 
 
 class FileError(FissileError):
-    """A file is torn, foreign or hostile, or could not be written."""
+    """A file is torn, foreign or hostile, or could not be written.
+
+    >>> issubclass(FileError, FissileError)
+    True
+    """
 
 
 def whole(name: str, value: SupportsIndex, *, least: int) -> int:

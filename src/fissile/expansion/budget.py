@@ -108,7 +108,12 @@ class Count:
 
 @dataclass(frozen=True)
 class NonZeros:
-    """How many non-zero parameters a model has, by layer and kind."""
+    """The number of non-zero parameters of a model, by layer and kind.
+
+    >>> counts = nonzeros(nn.Linear(3, 2))
+    >>> counts.weights, counts.of("bias"), counts.all
+    (6, 2, 8)
+    """
 
     counts: tuple[Count, ...]
 
@@ -330,7 +335,11 @@ _ALLOCATIONS: dict[str, Callable[[], Allocation]] = {
 
 
 def register_allocation(name: str, factory: Callable[[], Allocation]) -> None:
-    """Make a rule available by name: ``register_allocation("relative", Relative)``."""
+    """Make a rule available by name.
+
+    >>> register_allocation("layer", Layer)  # or a name and a class of your own
+    >>> wide = expand(model, 2, allocation="layer")
+    """
     if not isinstance(name, str) or not callable(factory):
         raise FissileError(
             "register an allocation by a name and what makes it: a class or a function"

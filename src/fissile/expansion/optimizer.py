@@ -55,7 +55,8 @@ class Move:
 def check_optimizer(optimizer: Held, model: nn.Module) -> Held:
     """Return the optimizer, unwrapped; refuse one whose state cannot be carried over.
 
-    >>> adam = check_optimizer(accelerator.prepare(adam), model)  # the Adam inside
+    >>> check_optimizer(adam, model) is adam  # what accelerate wraps is unwrapped
+    True
     """
     if not _is_known(optimizer):  # accelerate wraps the one that holds the state
         optimizer = getattr(optimizer, "optimizer", optimizer)

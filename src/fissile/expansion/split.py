@@ -241,7 +241,10 @@ class Split(ABC):
 
 
 class Random(Split):
-    """Deal the inputs at random, as evenly as they divide, independently for each parent."""
+    """Deal the inputs at random, as evenly as they divide, independently for each parent.
+
+    >>> wide = expand(MLP([32, 8, 1]), 2, split=Random())  # the default, also by name: "random"
+    """
 
     def deal(
         self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
@@ -359,7 +362,10 @@ class Gram(Split):
 
 
 class Overlapping(Random):
-    """The non-disjoint control: every child draws its inputs anew, with the degree FPE gave it."""
+    """The non-disjoint control: every child draws its inputs anew, with the degree FPE gave it.
+
+    >>> control = expand(MLP([32, 8, 1]), 2, split=Overlapping())  # also by name: "overlapping"
+    """
 
     disjoint = False
 
@@ -410,7 +416,11 @@ _SPLITS: dict[str, Callable[[], Split]] = {
 
 
 def register_split(name: str, factory: Callable[[], Split]) -> None:
-    """Make a split available by name: ``register_split("halves", Halves)``."""
+    """Make a split available by name.
+
+    >>> register_split("random", Random)  # or a name and a class of your own
+    >>> wide = expand(model, 2, split="random")
+    """
     if not isinstance(name, str) or not callable(factory):
         raise FissileError("register a split by a name and what makes it: a class or a function")
     if name in split_names() and _SPLITS.get(name) is not factory:

@@ -143,6 +143,10 @@ class MaskedLinear(Masked, SparseLinear):
 class DropConnectLinear(SparseLinear):
     """Duplicated neurons with a fresh mask at each forward pass; dense and scaled in evaluation.
 
+    >>> layer = DropConnectLinear(torch.ones(2, 4), torch.tensor([2, 2]))  # 2 inputs per child
+    >>> layer.draw_mask().sum(-1)
+    tensor([2, 2])
+
     In training each child sees as many inputs as it would have after the split (``degree``), drawn
     anew every time; in evaluation the dense weight is scaled by the share of active weights.
     """

@@ -31,7 +31,11 @@ Rows = Literal["raw", "unit", "cosine"]
 
 
 class Recovery(NamedTuple):
-    """How well clusters match the true groups; 1 is perfect in both scores."""
+    """The two scores of clusters against the true groups; 1 is perfect in both.
+
+    >>> Recovery(agreement=torch.tensor(1.0), adjusted_rand=torch.tensor(0.5)).adjusted_rand
+    tensor(0.5000)
+    """
 
     agreement: Float[Tensor, "*batch"]
     adjusted_rand: Float[Tensor, "*batch"]
