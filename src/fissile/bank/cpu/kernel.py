@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fissile._common.errors import FissileError, whole
+from fissile._common.llvm import CACHE_LINE
 from fissile._common.random import ROUNDS, order_shape
 from fissile.bank.cpu.instructions import (
-    CACHE_LINE,
     LANES,
     add_dots,
     compiled,

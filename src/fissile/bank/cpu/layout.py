@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fissile.bank.cpu.instructions import CACHE_LINE, GROUP, LANES, compiled
+from fissile._common.llvm import CACHE_LINE
+from fissile.bank.cpu.instructions import GROUP, LANES, compiled
 
 __all__ = [
     "BLOCK", "Architecture", "Array", "Samples", "Scratch", "Wiring", "blocks", "make_scratch",
