@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fissile._common.errors import FissileError
-from fissile.bank import cpu_engine, gpu_engine, torch_engine
+from fissile.bank import cpu, gpu, torch_engine
 from fissile.bank.stack import Stack
 
 __all__ = ["ENGINES", "Record", "check", "deferred_sigint", "run"]
@@ -79,17 +79,17 @@ def run(
     """
     auto, kind = engine == "auto", device.type
     if auto and kind == "cpu":
-        fast = [stack for stack in stacks if stack.epoch < until and cpu_engine.can(stack)]
+        fast = [stack for stack in stacks if stack.epoch < until and cpu.can(stack)]
         _run_pool(stacks, fast, until, record, stop)
     if auto and kind == "cuda":
-        fast = [stack for stack in stacks if stack.epoch < until and gpu_engine.can(stack)]
-        for group in gpu_engine.together(fast):
+        fast = [stack for stack in stacks if stack.epoch < until and gpu.can(stack)]
+        for group in gpu.together(fast):
             _run_group(group, until, device, record, stop)
     others = [stack for stack in stacks if stack.epoch < until]
     while others:
         stack = others.pop(0)
-        on_chip = auto and kind == "cuda" and gpu_engine.can(stack)
-        how = partial(gpu_engine.run if on_chip else torch_engine.run, stop=stop)
+        on_chip = auto and kind == "cuda" and gpu.can(stack)
+        how = partial(gpu.run if on_chip else torch_engine.run, stop=stop)
         others = _run_one(stacks, stack, until, device, record, how) + others
 
 
@@ -100,7 +100,7 @@ def _run_pool(
     parts = list(fast)
     try:
         if fast:
-            cpu_engine.run(fast, until, record, parts, stop)
+            cpu.run(fast, until, record, parts, stop)
     except MemoryError as error:
         _log.warning("out of memory, going on in smaller parts (%s)", error)
     finally:
@@ -117,7 +117,7 @@ def _run_group(
         record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), done)
 
     try:
-        gpu_engine.run_together(group, until, on_epochs, device, stop)
+        gpu.run_together(group, until, on_epochs, device, stop)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise

@@ -13,7 +13,8 @@ from torch import nn
 
 from fissile import MLP, FissileError, expand
 from fissile._common.random import ROUNDS, order, order_keys, order_shape
-from fissile.bank.cpu import Architecture, Dials, Samples, Wiring, train_networks
+from fissile.bank.cpu.kernel import Dials, train_networks
+from fissile.bank.cpu.layout import Architecture, Samples, Wiring
 from fissile.bank.cpu.ops import fill_keys, fill_order
 from fissile.bank.loop import Recipe, accuracy, fit
 from fissile.layers import PartitionedLinear, SparseLinear, spread, weight_of
