@@ -40,7 +40,11 @@ _INFINITY = 0x7F800000
 
 
 class SparseStack:
-    """Networks in training: ``len(plans) * len(seeds)`` of them, those of a seed side by side."""
+    """Networks in training: ``len(plans) * len(seeds)`` of them, those of a seed side by side.
+
+    >>> [(stack, places)] = train([plan], seeds, x, y, outputs=10)
+    >>> stack.accuracy(x_test, y_test)  # (seeds, plans)
+    """
 
     def __init__(
         self,
@@ -229,7 +233,7 @@ class SparseStack:
     def nonzeros(self) -> Int[Tensor, "seeds plans"]:
         """Count everything that a network needs, the outputs' biases too.
 
-        Of a pruned network only living neurons count; of others nobody looked, and all do.
+        Pruned networks count only live neurons; others count all.
         """
         found = count(self.masks, bias=False) + self.outputs
         if self.plan.bias:
@@ -239,7 +243,7 @@ class SparseStack:
 
     @torch.no_grad()
     def finite(self) -> Bool[Tensor, "seeds plans"]:
-        """Tell which networks have not diverged."""
+        """Return which networks have not diverged."""
         sound = [torch.isfinite(one).flatten(1).all(1) for one in self.weights.values()]
         return torch.stack(sound).all(0).view(len(self.seeds), -1)
 
@@ -279,7 +283,7 @@ def _course(
 
 
 def alive(masks: Mapping[str, Tensor]) -> Bool[Tensor, "networks hidden"]:
-    """Tell which neurons see an input and are seen by an output."""
+    """Return which neurons see an input and are seen by an output."""
     return masks["first"].any(-1) & masks["second"].any(-2)
 
 
