@@ -111,22 +111,18 @@ def _run_group(
     group: list[Stack], until: int, device: torch.device, record: Record, stop: threading.Event
 ) -> None:
     """Train stacks in common launches; what memory does not suffice for is left undone."""
-
-    def on_epochs(stack: Stack, accuracy: Tensor, loss: Tensor) -> None:
-        done = _steps(stack) * accuracy.shape[1]
-        record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), done)
-
     try:
-        gpu.run_together(group, until, on_epochs, device, stop)
+        gpu.run_together(group, until, partial(_pass_on, record), device, stop)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
         _log.warning("out of memory, going on in smaller parts (%s)", str(error).splitlines()[0])
 
 
-def _steps(stack: Stack) -> int:
-    """Count the steps of an epoch of all networks of a stack."""
-    return -(-len(stack.data[0].x) // stack.batch) * len(stack)
+def _pass_on(record: Record, stack: Stack, accuracy: Tensor, loss: Tensor) -> None:
+    """Record the curves of a stack and count the steps of all its networks."""
+    steps = -(-len(stack.data[0].x) // stack.batch) * len(stack) * accuracy.shape[1]
+    record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), steps)
 
 
 def _run_one(
@@ -134,13 +130,8 @@ def _run_one(
 ) -> list[Stack]:
     """Train one stack; if memory runs out, return its halves to be trained instead."""
     failed = ""
-
-    def on_epochs(accuracy: Tensor, loss: Tensor) -> None:
-        done = _steps(stack) * accuracy.shape[1]
-        record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), done)
-
     try:
-        how(stack, until, on_epochs, device)
+        how(stack, until, partial(_pass_on, record, stack), device)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise

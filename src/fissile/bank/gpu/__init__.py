@@ -25,7 +25,7 @@ from torch import Tensor
 from fissile._common.errors import FissileError, whole
 from fissile._common.random import ROUNDS, order_keys, order_shape
 from fissile.bank.spec import Dense, Expand
-from fissile.bank.stack import Stack, WideLayer, linear_layers, read, relus, write
+from fissile.bank.stack import Stack, Stage, WideLayer, linear_layers, read, stages, write
 from fissile.bank.step import BETA1, BETA2
 from fissile.layers import SparseLinear
 
@@ -135,17 +135,17 @@ def train(
     >>> keys = torch.stack([order_keys(seeds, epoch) for epoch in range(25)], 1)
     >>> train(networks, data, keys, outcome)
 
+    A network whose loss or parameters stop being finite is left as it was after its last finished
+    epoch. The last batch of an epoch takes the samples that are left.
+
     Args:
-        networks: what is trained. A network whose loss or parameters stop being finite is left as
-            it was after its last finished epoch.
-        data: what it is trained and tested on.
+        networks, data: what is trained, and on what.
         keys: of the order of samples, (networks, epochs, rounds, 2), int64.
         outcome: where the losses and accuracies go.
-        batch: samples of a step; the last of an epoch takes what is left.
+        batch: samples of a step.
         precision: of the matrix products.
-        chunk: samples that are on chip at a time, a power of two of at least 16; by default, like
-            num_warps, what suits the size of the networks.
-        num_warps: of 32 threads, for each network.
+        chunk: samples on chip at a time, a power of two from 16 on; by default what suits.
+        num_warps: of 32 threads, for each network; by default what suits.
     """
     from fissile.bank.gpu.kernels import train_kernel
 
@@ -281,7 +281,7 @@ def can(stack: Stack) -> bool:
     """Return whether the kernel can train a stack: one hidden ReLU layer that fits on chip."""
     if importlib.util.find_spec("triton") is None or not isinstance(stack.arm, Dense | Expand):
         return False
-    if relus(stack.module) != [True, False] or any(
+    if stages(stack.module) != [Stage(relu=True), Stage()] or any(
         p.dtype is not torch.float32 for p in stack.module.parameters()
     ):
         return False
