@@ -76,8 +76,8 @@ def train_networks(
 
     >>> wiring = Wiring.of(masks)
     >>> state = [wiring.pack(weights, biases), *np.zeros((2, networks, wiring.width))]
-    >>> done = train_networks(Architecture.mlp([32, 8, 1]), wiring, state, steps, np.arange(64),
-    ...                       seeds, range(25), train, test, dials, batch=64)
+    >>> done = train_networks(architecture, wiring, state, steps, np.arange(64), seeds, range(25),
+    ...                       train, test, dials, batch=64)
 
     ``state`` holds biases and weights of all networks (before them, if there are LayerNorms, scales
     and shifts of all neurons), then Adam's first and second moments. ``steps`` counts Adam's steps.

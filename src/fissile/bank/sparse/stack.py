@@ -351,7 +351,7 @@ def sown(
     *,
     erdos_renyi: bool,
 ) -> Masks:
-    """Draw masks of exactly so many weights, shared among the layers by a rule.
+    """Draw masks of exactly ``room`` weights, shared among the layers by a rule.
 
     Uniform gives every layer the same density; Erdos and Renyi's rule gives it weights in
     proportion to its rows and columns. What a layer has no place for goes to the others.

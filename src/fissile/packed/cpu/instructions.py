@@ -61,7 +61,7 @@ def signature(*known: Any, numbers: int) -> Any:
 
 @compiled
 def together(width: int, tile: int) -> int:
-    """Return how many samples of so many inputs stay in the cache: some tiles, at least one."""
+    """Return how many samples of ``width`` inputs stay cached: whole tiles, at least one."""
     return max(1, SAMPLES // max(1, 4 * width * tile)) * tile
 
 
@@ -129,7 +129,7 @@ class Emit(Vectors):
         return [b.select(b.icmp_signed("<", n, last), n, last) for n in numbers]
 
     def rows(self, base: Any, numbers: list[Any], width: Any) -> list[Any]:
-        """Return where rows of so many float32 begin."""
+        """Return where rows of ``width`` float32 numbers begin."""
         b, size = self.builder, self.builder.mul(width, WHOLE(4))
         return [b.add(base, b.mul(n, size)) for n in numbers]
 
