@@ -164,12 +164,7 @@ def main():
     narrow = make_sets(100, torch.uint8)
     variants = {
         "as it is": (False, {}),
-        "prefetch": (False, {"prefetch": True}),
         "uint8": (True, {}),
-        "uint8, prefetch": (True, {"prefetch": True}),
-        "2 stages": (False, {"num_stages": 2}),
-        "168 registers": (False, {"registers": 168}),
-        "128 registers": (False, {"registers": 128}),
     }
     for precision, count in itertools.product(PRECISIONS[:2], (600, 10_000)):
         chunk, warps = best(precision, count, 100)

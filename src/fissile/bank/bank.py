@@ -1,11 +1,4 @@
-"""The bank: many small networks trained as one program.
-
->>> bank = Bank([Spec([32, 8, 1], data, seed=seed) for seed in range(500)])
->>> bank.train(until=25)  # the warm-up
->>> arms = bank.branch({"dense": Dense(), "split": Expand(2)})
->>> arms.train(until=50)
->>> arms.last.view(500, 2).mean(0)  # accuracy of each arm
-"""
+"""The bank: many small networks trained as one program."""
 
 from __future__ import annotations
 
@@ -21,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from fissile._common.errors import FissileError, needs, whole
+from fissile._common.progress import ProgressBar
 from fissile._common.shapes import Float, Int
 from fissile.bank import engines
 from fissile.bank.spec import Arm, Dense, Dynamic, Spec
@@ -42,7 +36,11 @@ _log = logging.getLogger("fissile")
 
 @dataclass(frozen=True)
 class Member:
-    """A network of a bank: what it is, its arm, and which network it branched from."""
+    """A network of a bank: what it is, its arm, and which network it branched from.
+
+    >>> [member.name for member in arms.members[:2]]
+    ['dense', 'split']
+    """
 
     spec: Spec
     arm: Arm
@@ -52,7 +50,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Networks of one shape, as a measure sees them: plain matrices, zeros for removed weights."""
+    """Networks of one shape, as a measure sees them: plain matrices, zeros for removed weights.
+
+    >>> bank.measure(lambda group: group.w1.abs().sum((-2, -1)))
+    """
 
     members: Int[Tensor, " networks"]
     weights: list[Float[Tensor, "networks outputs inputs"]]
@@ -77,26 +78,18 @@ class Progress:
     def of(self, networks: int, epochs: int) -> Iterator[None]:
         """Show the bar while a bank trains ``epochs`` epochs, summed over its networks."""
         needs("rich", "bank")
-        from rich import progress
-
-        columns = (
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("epochs, {task.fields[rate]}"),
-            progress.TimeRemainingColumn(),
-        )
+        text = f"{networks:,} network" + ("s" if networks != 1 else "")
         self._steps, self._since = 0, time.perf_counter()
-        with progress.Progress(*columns) as self._bar:
-            text = f"{networks:,} network" + ("s" if networks != 1 else "")
-            self._task = self._bar.add_task(text, total=epochs, rate="starting")
+        with ProgressBar(text, "epochs") as self._bar:
+            self._bar.start(epochs)
             yield
 
     def advance(self, epochs: int, steps: int) -> None:
         """Count epochs and steps that are done."""
         self._steps += steps
         rate = self._steps / max(time.perf_counter() - self._since, 1e-9)
-        self._bar.update(self._task, advance=epochs, rate=f"{rate:,.0f} steps/s")
+        self._bar.note = f"{rate:,.0f} steps/s"
+        self._bar.advance(epochs)
 
 
 class Quiet(Progress):
@@ -114,8 +107,12 @@ class Quiet(Progress):
 class Bank:
     """Many networks, each with its own shape, data, seed and recipe, trained together.
 
-    A network's result does not depend on its company: its seed alone decides its weights, the
-    order of its batches and its splits.
+    >>> bank = Bank([Spec([32, 8, 1], data, seed=seed) for seed in range(500)])
+    >>> bank.train(until=25)
+    >>> bank.last.mean()  # test accuracy
+
+    A network trains identically alone or in a bank: its seed alone decides its weights, the order
+    of its batches and its splits.
 
     Args:
         specs: the networks.
@@ -205,6 +202,10 @@ class Bank:
     def branch(self, arms: Mapping[str, Arm]) -> Bank:
         """Return a bank in which every network goes on in each arm; this bank stays as it is.
 
+        >>> arms = bank.branch({"dense": Dense(), "split": Expand(2)})
+        >>> arms.train(until=50)
+        >>> arms.last.view(len(bank), 2).mean(0)  # accuracy of each arm
+
         Network ``i`` in the arm number ``a`` is network ``i * len(arms) + a`` of the new bank. All
         arms of a network share its weights and moments at the split and see the same batches.
         """
@@ -292,12 +293,12 @@ class Bank:
 
         >>> bank.measure(lambda group: fissile.measure.cosine(group.w1))
         """
-        found: list[Tensor | None] = [None] * len(self)
+        results: list[Tensor | None] = [None] * len(self)
         for stack in self._stacks:
             values = function(self._group(stack))
             for member, value in zip(stack.members.tolist(), values, strict=True):
-                found[member] = value.cpu()
-        return torch.stack([value for value in found if value is not None])
+                results[member] = value.cpu()
+        return torch.stack([value for value in results if value is not None])
 
     def _group(self, stack: Stack) -> Group:
         layers = linear_layers(stack.module)
@@ -351,7 +352,11 @@ class Bank:
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """Return a device that networks can be trained on, or say why it is none."""
+    """Return a device that networks can be trained on, or raise an error that says why not.
+
+    >>> check_device("cpu")
+    device(type='cpu')
+    """
     try:
         return torch.empty(0, device=device).device
     except (AssertionError, RuntimeError) as error:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fissile._common.errors import FissileError
-from fissile.bank import cpu_engine, gpu_engine, torch_engine
+from fissile.bank import cpu, gpu, torch_engine
 from fissile.bank.stack import Stack
 
 __all__ = ["ENGINES", "Record", "check", "deferred_sigint", "run"]
@@ -79,17 +79,17 @@ def run(
     """
     auto, kind = engine == "auto", device.type
     if auto and kind == "cpu":
-        fast = [stack for stack in stacks if stack.epoch < until and cpu_engine.can(stack)]
+        fast = [stack for stack in stacks if stack.epoch < until and cpu.can(stack)]
         _run_pool(stacks, fast, until, record, stop)
     if auto and kind == "cuda":
-        fast = [stack for stack in stacks if stack.epoch < until and gpu_engine.can(stack)]
-        for group in gpu_engine.together(fast):
+        fast = [stack for stack in stacks if stack.epoch < until and gpu.can(stack)]
+        for group in gpu.together(fast):
             _run_group(group, until, device, record, stop)
     others = [stack for stack in stacks if stack.epoch < until]
     while others:
         stack = others.pop(0)
-        on_chip = auto and kind == "cuda" and gpu_engine.can(stack)
-        how = partial(gpu_engine.run if on_chip else torch_engine.run, stop=stop)
+        on_chip = auto and kind == "cuda" and gpu.can(stack)
+        how = partial(gpu.run if on_chip else torch_engine.run, stop=stop)
         others = _run_one(stacks, stack, until, device, record, how) + others
 
 
@@ -100,7 +100,7 @@ def _run_pool(
     parts = list(fast)
     try:
         if fast:
-            cpu_engine.run(fast, until, record, parts, stop)
+            cpu.run(fast, until, record, parts, stop)
     except MemoryError as error:
         _log.warning("out of memory, going on in smaller parts (%s)", error)
     finally:
@@ -111,22 +111,18 @@ def _run_group(
     group: list[Stack], until: int, device: torch.device, record: Record, stop: threading.Event
 ) -> None:
     """Train stacks in common launches; what memory does not suffice for is left undone."""
-
-    def on_epochs(stack: Stack, accuracy: Tensor, loss: Tensor) -> None:
-        done = _steps(stack) * accuracy.shape[1]
-        record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), done)
-
     try:
-        gpu_engine.run_together(group, until, on_epochs, device, stop)
+        gpu.run_together(group, until, partial(_pass_on, record), device, stop)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
         _log.warning("out of memory, going on in smaller parts (%s)", str(error).splitlines()[0])
 
 
-def _steps(stack: Stack) -> int:
-    """Count the steps of an epoch of all networks of a stack."""
-    return -(-len(stack.data[0].x) // stack.batch) * len(stack)
+def _pass_on(record: Record, stack: Stack, accuracy: Tensor, loss: Tensor) -> None:
+    """Record the curves of a stack and count the steps of all its networks."""
+    steps = -(-len(stack.data[0].x) // stack.batch) * len(stack) * accuracy.shape[1]
+    record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), steps)
 
 
 def _run_one(
@@ -134,13 +130,8 @@ def _run_one(
 ) -> list[Stack]:
     """Train one stack; if memory runs out, return its halves to be trained instead."""
     failed = ""
-
-    def on_epochs(accuracy: Tensor, loss: Tensor) -> None:
-        done = _steps(stack) * accuracy.shape[1]
-        record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), done)
-
     try:
-        how(stack, until, on_epochs, device)
+        how(stack, until, partial(_pass_on, record, stack), device)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise

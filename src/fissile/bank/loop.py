@@ -70,12 +70,20 @@ def fit(
 
 
 def batches(samples: int, batch: int, seed: int, epoch: int) -> Iterator[Tensor]:
-    """Deal the samples into batches in the order of the epoch; the last may be smaller."""
+    """Yield the rows of every batch in the order of the epoch; the last may be smaller.
+
+    >>> [len(rows) for rows in batches(10, 4, seed=0, epoch=0)]
+    [4, 4, 2]
+    """
     yield from order(seed, epoch, samples).split(batch)
 
 
 def task_loss(logits: Float[Tensor, "batch outputs"], y: Int[Tensor, " batch"]) -> Tensor:
-    """Return the cross-entropy: binary for one logit, over classes for several."""
+    """Return the cross-entropy: binary for one logit, over classes for several.
+
+    >>> task_loss(torch.zeros(4, 1), torch.tensor([0, 1, 1, 0]))
+    tensor(0.6931)
+    """
     if logits.shape[-1] == 1:
         target = y.to(logits.dtype)
         return functional.binary_cross_entropy_with_logits(logits.squeeze(-1), target)
@@ -83,7 +91,10 @@ def task_loss(logits: Float[Tensor, "batch outputs"], y: Int[Tensor, " batch"]) 
 
 
 def penalty(model: nn.Module, recipe: Recipe) -> Tensor:
-    """Return what the recipe adds to the loss: L1 on W1, L2 on all, optionally orthogonality."""
+    """Return what the recipe adds to the loss: L1 on W1, L2 on all, optionally orthogonality.
+
+    >>> loss = task_loss(model(x), y) + penalty(model, Recipe(l2=1e-4))
+    """
     layer = first_hidden(model)
     total = recipe.l1 * layer.get_parameter("weight").abs().sum()
     total = total + recipe.l2 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
@@ -98,7 +109,10 @@ def penalty(model: nn.Module, recipe: Recipe) -> Tensor:
 def accuracy(
     model: nn.Module, x: Float[Tensor, "samples inputs"], y: Int[Tensor, " samples"]
 ) -> float:
-    """Return the share of samples a model classifies rightly, in evaluation mode."""
+    """Return the share of samples a model classifies rightly, in evaluation mode.
+
+    >>> accuracy(model, x_test, y_test)
+    """
     was_training = model.training
     logits = model.eval()(x)
     model.train(was_training)

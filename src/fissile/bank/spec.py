@@ -88,12 +88,17 @@ class Data:
 
 @dataclass(frozen=True)
 class Dense:
-    """The arm that goes on as it is."""
+    """The arm that goes on as it is.
+
+    >>> arms = bank.branch({"dense": Dense(), "split": Expand(2)})
+    """
 
 
 @dataclass(frozen=True)
 class Expand:
-    """The arm that is expanded: ``Expand(2, Groups(...))``; see :func:`fissile.expand`.
+    """The arm that is expanded; see :func:`fissile.expand`.
+
+    >>> Expand(2, fissile.Blocks(4), moments="fresh")
 
     ``moments="fresh"`` starts Adam anew at the split instead of carrying its moments over.
     """
@@ -110,14 +115,20 @@ class Expand:
 
 @dataclass(frozen=True)
 class DropConnect:
-    """The control with a fresh mask at every step; see :func:`fissile.dropconnect`."""
+    """The control with a fresh mask at every step; see :func:`fissile.dropconnect`.
+
+    >>> arms = bank.branch({"dense": Dense(), "dropconnect": DropConnect(2)})
+    """
 
     alpha: int
 
 
 @dataclass(frozen=True)
 class Dynamic:
-    """The expanded arm whose masks move; see :class:`fissile.Rewire`."""
+    """The expanded arm whose masks move; see :class:`fissile.Rewire`.
+
+    >>> arms = bank.branch({"fixed": Expand(2), "moving": Dynamic(2, every=50)})
+    """
 
     alpha: int
     split: Split = field(default_factory=Random)

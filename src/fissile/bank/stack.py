@@ -8,7 +8,7 @@ learning rate. Splitting a stack is ``fissile.expand`` on that module.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,8 +22,8 @@ from fissile.layers import DropConnectLinear, PartitionedLinear, SparseLinear, g
 from fissile.layers.mlp import MLP, first_hidden
 
 __all__ = [
-    "Stack", "WideLayer", "concatenated", "first_index", "linear_layers", "module_at", "read",
-    "relus", "stacked_modules", "stages", "write",
+    "Stack", "Stage", "WideLayer", "concatenated", "first_index", "linear_layers", "module_at",
+    "read", "stacked_modules", "stages", "write",
 ]  # fmt: skip
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -109,17 +109,10 @@ class Stack:
         modules = []
         with torch.random.fork_rng(devices=[]):
             for spec in specs:
-                torch.default_generator.manual_seed(
-                    spec.seed
-                )  # torch.manual_seed asks every device
-                modules.append(
-                    MLP(
-                        spec.sizes,
-                        embedding=spec.embedding,
-                        layer_norm=spec.layer_norm,
-                        activation=spec.activation,
-                    )
-                )
+                # torch.manual_seed would ask every device.
+                torch.default_generator.manual_seed(spec.seed)
+                how = {"embedding": spec.embedding, "layer_norm": spec.layer_norm}
+                modules.append(MLP(spec.sizes, activation=spec.activation, **how))  # type: ignore[arg-type]
         return cls.around(stacked_modules(modules).to(dtype), specs, members)
 
     @classmethod
@@ -129,17 +122,13 @@ class Stack:
         recipes = [spec.recipe for spec in specs]
         data = list({spec.data.key(): spec.data for spec in specs}.values())
         number = {one.key(): i for i, one in enumerate(data)}
+        dials = ([getattr(r, name) for r in recipes] for name in Dials.__dataclass_fields__)
         return cls(
             module=module,
             adam=fresh_adam(module, len(specs)),
             members=torch.tensor(members),
             seeds=torch.tensor([spec.seed for spec in specs]),
-            dials=Dials(
-                *(
-                    torch.tensor([getattr(recipe, name) for recipe in recipes], dtype=dtype)
-                    for name in Dials.__dataclass_fields__
-                )
-            ),
+            dials=Dials(*(torch.tensor(values, dtype=dtype) for values in dials)),
             data=tuple(data),
             which=torch.tensor([number[spec.data.key()] for spec in specs]),
             batch=recipes[0].batch,
@@ -308,29 +297,21 @@ class Stage:
 
 
 def stages(module: nn.Module) -> list[Stage] | None:
-    """Tell what stands behind each linear layer: LayerNorm, ReLU; None if it is anything else."""
+    """Return the LayerNorm and ReLU behind each linear layer; None if anything else is there."""
     layers = module.get_submodule("layers")._modules.values()
-    found = [Stage()] if getattr(module, "embedding", None) is not None else []
+    behind = [Stage()] if getattr(module, "embedding", None) is not None else []
     for layer in layers:
         if isinstance(layer, DropConnectLinear):
             return None
         if isinstance(layer, nn.Linear | SparseLinear):
-            found.append(Stage())
-        elif type(layer) is nn.LayerNorm and found[-1] == Stage():
-            found[-1].norm = layer
+            behind.append(Stage())
+        elif type(layer) is nn.LayerNorm and behind[-1] == Stage():
+            behind[-1].norm = layer
         elif type(layer) is nn.ReLU:
-            found[-1].relu = True
+            behind[-1].relu = True
         else:
             return None
-    return found
-
-
-def relus(module: nn.Module) -> list[bool] | None:
-    """Tell after which linear layers a ReLU stands; None if anything else stands there."""
-    found = stages(module)
-    if found is None or any(stage.norm is not None for stage in found):
-        return None
-    return [stage.relu for stage in found]
+    return behind
 
 
 def first_index(module: nn.Module) -> int:
@@ -344,11 +325,13 @@ def read(stack: Stack) -> list[WideLayer]:
     layers = []
     behind = stages(stack.module) or []
     for layer, stage in zip(linear_layers(stack.module), behind, strict=True):
-        widen = _widen(layer)
-        weight = tuple(widen(t).contiguous() for t in _states(stack, layer.weight))
+        weight = _states(stack, layer.weight)
+        if isinstance(layer, PartitionedLinear):
+            weight = [spread(tensor, layer.owner, layer.alpha) for tensor in weight]
         bias = None if layer.bias is None else tuple(_states(stack, layer.bias))
         mask = layer.pattern() if isinstance(layer, SparseLinear) else None
-        layers.append(WideLayer(weight, bias, mask, _vectors(stack, stage.norm)))
+        matrices = tuple(tensor.contiguous() for tensor in weight)
+        layers.append(WideLayer(matrices, bias, mask, _vectors(stack, stage.norm)))
     return layers
 
 
@@ -357,9 +340,11 @@ def write(stack: Stack, layers: list[WideLayer]) -> None:
     """Take the matrices back into the stack."""
     behind = stages(stack.module) or []
     for layer, stage, wide in zip(linear_layers(stack.module), behind, layers, strict=True):
-        narrow = _narrow(layer)
         for target, tensor in zip(_states(stack, layer.weight), wide.weight, strict=True):
-            target.copy_(narrow(tensor.to(target.device)))
+            matrix = tensor.to(target.device)
+            if isinstance(layer, PartitionedLinear):
+                matrix = gathered(matrix, layer.owner, layer.alpha)
+            target.copy_(matrix)
         if layer.bias is not None and wide.bias is not None:
             for target, tensor in zip(_states(stack, layer.bias), wide.bias, strict=True):
                 target.copy_(tensor)
@@ -380,15 +365,3 @@ def _vectors(stack: Stack, norm: nn.LayerNorm | None) -> tuple[Vectors, Vectors]
 def _states(stack: Stack, parameter: Tensor) -> list[Tensor]:
     state = stack.adam.state[parameter]
     return [parameter.detach(), state["exp_avg"], state["exp_avg_sq"]]
-
-
-def _widen(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    if isinstance(layer, PartitionedLinear):
-        return lambda tensor: spread(tensor, layer.owner, layer.alpha)
-    return lambda tensor: tensor
-
-
-def _narrow(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    if isinstance(layer, PartitionedLinear):
-        return lambda tensor: gathered(tensor, layer.owner, layer.alpha)
-    return lambda tensor: tensor

@@ -13,7 +13,8 @@ from torch import nn
 
 from fissile import MLP, FissileError, expand
 from fissile._common.random import ROUNDS, order, order_keys, order_shape
-from fissile.bank.cpu import Architecture, Dials, Samples, Wiring, train_networks
+from fissile.bank.cpu.kernel import Dials, train_networks
+from fissile.bank.cpu.layout import Architecture, Samples, Wiring
 from fissile.bank.cpu.ops import fill_keys, fill_order
 from fissile.bank.loop import Recipe, accuracy, fit
 from fissile.layers import PartitionedLinear, SparseLinear, spread, weight_of
@@ -24,6 +25,14 @@ class Alone(NamedTuple):
     step: int
     accuracy: np.ndarray
     loss: np.ndarray
+
+
+def mlp_layers(sizes, embedding=None):
+    """Return the layers of ``fissile.MLP(sizes, embedding=embedding)``."""
+    front = () if embedding is None else (False,)  # an embedding has neither ReLU nor bias
+    widths = (sizes[0], *(() if embedding is None else (embedding,)), *sizes[1:])
+    hidden = [True] * (len(sizes) - 2)
+    return Architecture(widths, (*front, *hidden, False), (*front, *hidden, True), len(front))
 
 
 @dataclass
@@ -49,7 +58,7 @@ class Flat:
         embedding = model.embedding_width
         hidden = linear if embedding is None else linear[1:]
         sizes = [linear[0].in_features, *[k.out_features for k in hidden]]
-        layers = Architecture.mlp(sizes, embedding)
+        layers = mlp_layers(sizes, embedding)
         return cls(layers, wiring, [theta, *moments], step)
 
     def train(self, train, test, keys, recipe):
@@ -243,7 +252,7 @@ def train_stack(mapper, parts=12):
     wiring = Wiring.of(masks)
     theta = wiring.pack(weights, biases)
     m, v = np.zeros_like(theta), np.zeros_like(theta)
-    layers = Architecture.mlp(wiring.sizes)
+    layers = mlp_layers(wiring.sizes)
     samples = Samples.of(*data(20, 3, 300, torch.float32))
 
     steps, dials = np.zeros(12, np.int64), dials_of([Recipe(lr=1e-2)] * 12)

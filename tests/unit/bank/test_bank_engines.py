@@ -14,7 +14,7 @@ from banks import assert_same, blobs
 
 import fissile
 from fissile import FissileError
-from fissile.bank import Bank, Progress, Spec, cpu_engine, engines, torch_engine
+from fissile.bank import Bank, Progress, Spec, cpu, engines, torch_engine
 from fissile.bank.loop import Recipe
 
 
@@ -120,7 +120,7 @@ def test_out_of_memory_in_the_pool_goes_on_in_parts(monkeypatch, caplog):
     def none(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(cpu_engine, "read", none)
+    monkeypatch.setattr(cpu, "read", none)
     with caplog.at_level(logging.WARNING, "fissile"):
         bank.train(until=2)
     assert "out of memory, going on in smaller parts" in caplog.text
@@ -134,7 +134,7 @@ def test_an_error_costs_no_network(engine, monkeypatch):
     whole, bank = Bank(specs, engine=engine), Bank(specs, engine=engine)
     whole.train(until=4), bank.train(until=1)
     places = {
-        "auto": [(cpu_engine, "read"), (cpu_engine._Job, "_slice"), (cpu_engine._News, "deliver")],
+        "auto": [(cpu, "read"), (cpu._Job, "_slice"), (cpu._News, "deliver")],
         "plain": [
             (torch_engine._Engine, "_step"),
             (torch_engine, "_finite"),

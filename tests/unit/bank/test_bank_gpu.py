@@ -9,7 +9,7 @@ import torch
 import fissile
 from fissile import MLP, FissileError, Overlapping
 from fissile._common.random import order, order_keys
-from fissile.bank import Bank, Data, Dense, Expand, Spec, engines, gpu, gpu_engine, torch_engine
+from fissile.bank import Bank, Data, Dense, Expand, Spec, engines, gpu, torch_engine
 from fissile.bank.loop import Recipe, accuracy, fit, task_loss
 from fissile.layers import SparseLinear
 
@@ -173,8 +173,6 @@ CASES = {
         *((case, 45, {"chunk": 16}) for case in CASES),  # the last batch is smaller
         ("one output", 32, {}),  # no position lands beyond the samples
         ("three outputs", 32, {}),
-        ("batches that fill no chunk", 45, {"chunk": 16, "prefetch": True}),
-        ("three outputs", 45, {"prefetch": True}),
     ],
 )
 def test_it_agrees_with_the_plain_loop(case, samples, options):
@@ -205,14 +203,13 @@ def test_training_does_something():
     assert moved == [k for k in before if k[:2] not in ("lr", "l1", "l2")]
 
 
-@pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
-def test_boolean_inputs_may_be_narrow(dtype, prefetch):
+def test_boolean_inputs_may_be_narrow(dtype):
     trials = make_trials(2, [20, 8, 1])
     x, y, xt, yt = make_sets(1, 45, 37, 20, 1)
     one, other = stack(trials), stack(trials)
     launch(one, (x, y, xt, yt), trials, epochs=1)
-    launch(other, (x.to(dtype), y, xt.to(dtype), yt), trials, epochs=1, prefetch=prefetch)
+    launch(other, (x.to(dtype), y, xt.to(dtype), yt), trials, epochs=1)
     for name, tensor in tensors_of(one).items():  # another kernel may sum in another order
         torch.testing.assert_close(tensor, tensors_of(other)[name], rtol=1e-5, atol=1e-6)
 
@@ -382,8 +379,8 @@ def test_the_engine_agrees_with_the_plain_one_and_freezes_what_diverges(monkeypa
     specs = [Spec([8, 6, 1], data[i % 2], seed=i, recipe=recipe) for i in range(3)]
     specs.append(Spec([8, 6, 1], data[0], seed=7, recipe=Recipe(lr=1e38, batch=16)))
     expected = bank_of(specs, torch_engine.run, monkeypatch)
-    found = bank_of(specs, gpu_engine.run, monkeypatch)
-    assert all(gpu_engine.can(stack) for stack in found._stacks)
+    found = bank_of(specs, gpu.run, monkeypatch)
+    assert all(gpu.can(stack) for stack in found._stacks)
     assert found.diverged == expected.diverged == [9, 10, 11]
     torch.testing.assert_close(found.accuracy, expected.accuracy, equal_nan=True)
     torch.testing.assert_close(found.loss, expected.loss, equal_nan=True, rtol=1e-4, atol=1e-5)
@@ -405,18 +402,16 @@ def test_networks_of_several_shapes_share_a_launch_and_do_not_notice(monkeypatch
         recipe = Recipe(lr=1e-2, batch=16, l1=1e-3, orthogonal=0.0)
         specs.append(Spec([inputs, hidden, 1], data, seed=seed, recipe=recipe))
     banks = [Bank(specs, device=DEVICE), Bank(specs, device=DEVICE)]
-    groups = gpu_engine.together(banks[0]._stacks)
+    groups = gpu.together(banks[0]._stacks)
     assert sorted(len(group) for group in groups) == [1, 4]  # 20 inputs need a wider tile
     seen = []
     for group in groups:
-        gpu_engine.run_together(
+        gpu.run_together(
             group, 2, lambda stack, *curves: seen.append((stack, *curves)), torch.device(DEVICE)
         )
     for stack in banks[1]._stacks:
         alone = []
-        gpu_engine.run(
-            stack, 2, lambda *curves, alone=alone: alone.append(curves), torch.device(DEVICE)
-        )
+        gpu.run(stack, 2, lambda *curves, alone=alone: alone.append(curves), torch.device(DEVICE))
         mine = next(one for one in banks[0]._stacks if torch.equal(one.members, stack.members))
         curves = [curve for one, *curve in seen if one is mine]
         for found, expected in zip(
@@ -442,10 +437,10 @@ def test_the_engine_leaves_the_last_recorded_epoch_when_interrupted(monkeypatch)
         if stack.epoch == 1:
             raise KeyboardInterrupt
 
-    gpu_engine.run(stack, 1, lambda *_: None, torch.device(DEVICE))
+    gpu.run(stack, 1, lambda *_: None, torch.device(DEVICE))
     before = {k: v.clone() for k, v in stack.module.state_dict().items()}
     monkeypatch.setattr(gpu, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        gpu_engine.run(stack, 3, lambda *_: None, torch.device(DEVICE))
+        gpu.run(stack, 3, lambda *_: None, torch.device(DEVICE))
     assert stack.epoch == 1
     assert all(torch.equal(before[k], v) for k, v in stack.module.state_dict().items())

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fissile.bank.sparse.masks import alive, count, effective, sown, within
+from fissile.bank.sparse.stack import alive, count, effective, sown, within
 
 # As they come, so small that all are neighbours, and so large that hardly more is a number.
 SCALES = [1.0, 1e-44, 3e38]

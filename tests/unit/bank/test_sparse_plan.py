@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fissile import FissileError
-from fissile.bank.sparse import Plan, Prune, Rewire, SplitAt, Stack
+from fissile.bank.sparse import Plan, Prune, Rewire, SparseStack, SplitAt
 from fissile.bank.sparse.presets import hidden_for, is_large, plans, within_budget
 
 NONSENSE = [
@@ -35,7 +35,9 @@ def test_a_plan_refuses_nonsense(settings, words):
 
 def test_a_budget_must_pay_for_the_outputs_and_a_weight():
     def stack(budget):
-        return Stack([Plan(budget, direct=True, prune=Prune())], [0], 4, 3, 1, torch.device("cpu"))
+        return SparseStack(
+            [Plan(budget, direct=True, prune=Prune())], [0], 4, 3, 1, torch.device("cpu")
+        )
 
     with pytest.raises(FissileError, match=r"a budget of 3 is too small: .* give at least 4"):
         stack(3)
@@ -111,7 +113,7 @@ def test_rates_fall_again_without_a_split_as_a_cosine_does():
 
 def test_every_network_has_the_rates_of_its_plan():
     pair = [Plan(99, 4, lr=0.01), Plan(99, 4, lr=0.02, schedule="constant")]
-    rates = Stack(pair, [0, 1, 2], 4, 3, 10, torch.device("cpu")).rates
+    rates = SparseStack(pair, [0, 1, 2], 4, 3, 10, torch.device("cpu")).rates
     expected = [[plan.rate(t / 10) for plan in pair] * 3 for t in range(10)]
     torch.testing.assert_close(rates, torch.tensor(expected))
 
@@ -185,9 +187,9 @@ def test_nonsense_is_refused(make, words):
 )
 def test_a_plan_that_would_end_over_its_budget_is_refused(plan):
     with pytest.raises(FissileError, match=f"more than the budget of {plan.budget}"):
-        Stack([plan], [0], 8, 3, 1, torch.device("cpu"))
+        SparseStack([plan], [0], 8, 3, 1, torch.device("cpu"))
 
 
 def test_a_budget_is_counted_to_the_weight_however_large():
     plan = Plan(20_000_001, direct=True)
-    assert Stack([plan], [0], 8, 2, 1, torch.device("cpu")).room.tolist() == [19_999_999]
+    assert SparseStack([plan], [0], 8, 2, 1, torch.device("cpu")).room.tolist() == [19_999_999]

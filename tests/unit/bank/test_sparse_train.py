@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import fissile
 from fissile import MLP
 from fissile._common.random import order
-from fissile.bank.sparse import Plan, Prune, Rewire, SplitAt, Stack, train
+from fissile.bank.sparse import Plan, Prune, Rewire, SparseStack, SplitAt, train
 from fissile.bank.sparse.presets import plans as recipe
 from fissile.bank.sparse.presets import within_budget
 from fissile.bank.sparse.train import tick
@@ -65,7 +65,7 @@ def loss_of(plan, weights, x, y, counts):
 
 def random_stack(plans, seeds, outputs):
     """A stack with weights everywhere, in float64."""
-    stack = Stack(plans, seeds, INPUTS, outputs, 10, CPU)
+    stack = SparseStack(plans, seeds, INPUTS, outputs, 10, CPU)
     torch.manual_seed(1)
     stack.weights = {name: torch.randn_like(w).double() for name, w in stack.weights.items()}
     return stack
@@ -114,7 +114,7 @@ def test_accuracy_is_the_share_of_right_answers(shape, outputs):
 def test_training_is_a_loop_with_adamw_in_which_biases_do_not_decay(schedule):
     plan = Plan(500, 5, direct=True, lr=0.02, schedule=schedule, decay=0.3)
     x, y = task()
-    start = Stack([plan], [3], INPUTS, CLASSES, 6, CPU)
+    start = SparseStack([plan], [3], INPUTS, CLASSES, 6, CPU)
     own = {name: w[0].clone().requires_grad_() for name, w in start.weights.items()}
     groups = [
         {"params": [own[name] for name in ("first", "second", "direct")], "weight_decay": 0.3},
@@ -137,7 +137,7 @@ def test_training_is_a_loop_with_adamw_in_which_biases_do_not_decay(schedule):
 
 def test_dropped_inputs_are_not_seen_and_the_others_count_for_them(monkeypatch):
     seen = []
-    monkeypatch.setattr(Stack, "train", lambda stack, x, y, weights: seen.append(x))
+    monkeypatch.setattr(SparseStack, "train", lambda stack, x, y, weights: seen.append(x))
     x, y = torch.full((500, INPUTS), 3.0), torch.arange(500) % CLASSES
     train(
         [Plan(500, direct=True, dropout=0.25)], [0, 1], x, y, outputs=CLASSES, batch=500, epochs=1
@@ -280,7 +280,7 @@ def assert_expanded(stack, number, wide, adam):
 def test_a_split_is_what_expand_makes_of_the_same_network(alpha, split, allocation):
     at = SplitAt(alpha, allocation=allocation, split=split)
     plans = [Plan(75, 6, splits=(at,), lr=lr) for lr in (1e-2, 1e-3)]
-    stack, (x, y) = Stack(plans, [7, 4], INPUTS, CLASSES, 10, CPU), task()
+    stack, (x, y) = SparseStack(plans, [7, 4], INPUTS, CLASSES, 10, CPU), task()
     for _ in range(4):
         step(stack, x, y)
     assert not tick(stack, 0.4, 0.3)
@@ -331,7 +331,7 @@ def test_children_share_their_parents_inputs_without_meeting():
 @pytest.mark.parametrize("at", [0.5, 0.75])
 def test_copies_can_be_scaled(at):
     plan = Plan(dense_size(6), 6, splits=(SplitAt(2, at=at, scale=0.5),), lr=0.0)
-    start = Stack([plan], [3], INPUTS, CLASSES, 10, CPU)
+    start = SparseStack([plan], [3], INPUTS, CLASSES, 10, CPU)
     stack = only(trained([plan], [3]))
     copies = start.weights["second"].repeat_interleave(2, -1) / 2
     assert torch.equal(stack.weights["second"], copies * stack.masks["second"])
@@ -409,7 +409,7 @@ def test_pruning_leaves_about_the_budget(kind):
 @pytest.mark.parametrize("saliency", ["magnitude", "second-order"])
 def test_what_goes_first_is_of_the_least_saliency(saliency):
     plan = Plan(13, direct=True, prune=Prune(0.5, 0.5, saliency))
-    stack = Stack([plan], [0], INPUTS, CLASSES, 10, CPU)
+    stack = SparseStack([plan], [0], INPUTS, CLASSES, 10, CPU)
     torch.manual_seed(0)
     weight, square = stack.weights["direct"].normal_(), stack.moments["direct"].square.uniform_()
     score = weight.abs() if saliency == "magnitude" else weight.square() * square
@@ -442,7 +442,7 @@ def test_a_penalty_chooses_before_it_cuts():
     x, y = task(inputs=40)
     plan = Plan(33, direct=True, l1=True, lr=1e-2)
     left = []
-    stack = Stack([plan], [0], 40, 3, 120, CPU)
+    stack = SparseStack([plan], [0], 40, 3, 120, CPU)
     for done in range(60):
         stack.train(x[None], F.one_hot(y).mT[None].float())
         tick(stack, (done + 1) / 120, done / 120)
@@ -460,7 +460,7 @@ def test_a_penalty_chooses_before_it_cuts():
 def test_masks_move_and_every_layer_keeps_its_number(grow, direct):
     moving = Plan(70, 9, direct=direct, start="erdos-renyi", rewire=Rewire(0.5, grow))
     still = Plan(70, 9, direct=direct, start="erdos-renyi")
-    start = Stack([moving, still], [0, 1], INPUTS, CLASSES, 9, CPU)
+    start = SparseStack([moving, still], [0, 1], INPUTS, CLASSES, 9, CPU)
     stack = only(trained([moving, still], [0, 1]))
     for name, mask in stack.masks.items():
         assert torch.equal(mask.sum((-2, -1)), start.masks[name].sum((-2, -1)))
@@ -471,7 +471,7 @@ def test_masks_move_and_every_layer_keeps_its_number(grow, direct):
 
 def test_masks_grow_where_the_gradient_is_largest():
     plan = Plan(15, direct=True, start="uniform", rewire=Rewire(0.5, "gradient"))
-    stack, (x, y) = Stack([plan], [0], INPUTS, CLASSES, 10, CPU), task()
+    stack, (x, y) = SparseStack([plan], [0], INPUTS, CLASSES, 10, CPU), task()
     gradients = {}
     before, update = stack.masks["direct"].clone(), stack._update
     stack._update = lambda found: (gradients.update(found), update(found))

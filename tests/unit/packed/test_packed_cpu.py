@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fissile._common import llvm
 from fissile._common.errors import FissileError
 from fissile.packed import cpu
 from fissile.packed.cpu import linear, threads
@@ -337,8 +338,8 @@ def test_kernels_on_disk_know_what_they_were_made_with(kernel):
         "owned": lambda: linear.owned_kernel(torch.float32, 4, False, False),
     }[kernel]()
     within = inspect.getclosurevars(made.py_func).nonlocals.values()
-    written = Path(cpu.__file__).with_name("instructions.py").read_bytes()
-    assert zlib.crc32(written) in within
+    files = Path(cpu.__file__).with_name("instructions.py"), Path(llvm.__file__)
+    assert zlib.crc32(b"".join(path.read_bytes() for path in files)) in within
 
 
 @pytest.mark.parametrize("plane", [False, True])

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fissile._common.errors import FissileError, whole
+from fissile._common.llvm import CACHE_LINE
 from fissile._common.random import ROUNDS, order_shape
 from fissile.bank.cpu.instructions import (
-    CACHE_LINE,
     LANES,
     add_dots,
     compiled,
@@ -76,22 +76,12 @@ def train_networks(
 
     >>> wiring = Wiring.of(masks)
     >>> state = [wiring.pack(weights, biases), *np.zeros((2, networks, wiring.width))]
-    >>> done = train_networks(Architecture.mlp([32, 8, 1]), wiring, state, steps, np.arange(64),
-    ...                       seeds, range(25), train, test, dials, batch=64)
+    >>> done = train_networks(architecture, wiring, state, steps, np.arange(64), seeds, range(25),
+    ...                       train, test, dials, batch=64)
 
-    Args:
-        architecture: the layers.
-        wiring: which weights exist.
-        state: biases and weights of all networks (before them, if there are LayerNorms, scales and
-            shifts of all neurons), then Adam's first and second moments.
-        steps: the steps Adam has taken so far, for each network; changed in place like the state.
-        rows: which networks to train.
-        seeds: of the order of samples, for each network.
-        epochs: the numbers of the epochs to train.
-        train: the samples to learn, in the dtype of the state.
-        test: the samples to measure accuracy on after every epoch.
-        dials: learning rates and penalties.
-        batch: samples of a step.
+    ``state`` holds biases and weights of all networks (before them, if there are LayerNorms, scales
+    and shifts of all neurons), then Adam's first and second moments. ``steps`` counts Adam's steps.
+    Both change in place. ``rows`` says which networks to train.
 
     A network whose loss or parameters cease to be finite is left as it was after its last finished
     epoch.

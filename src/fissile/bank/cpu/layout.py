@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fissile.bank.cpu.instructions import CACHE_LINE, GROUP, LANES, compiled
+from fissile._common.llvm import CACHE_LINE
+from fissile.bank.cpu.instructions import GROUP, LANES, compiled
 
 __all__ = [
     "BLOCK", "Architecture", "Array", "Samples", "Scratch", "Wiring", "blocks", "make_scratch",
@@ -25,8 +26,7 @@ BLOCK = 64
 class Architecture:
     """The linear layers of a network: their widths, what is behind them, and which is W1.
 
-    >>> Architecture.mlp([32, 8, 1])
-    Architecture(sizes=(32, 8, 1), relu=(True, False), biased=(True, True), first=0, norm=())
+    >>> Architecture((32, 8, 1), relu=(True, False), biased=(True, True))
 
     ``norm`` holds the epsilon of the LayerNorm behind each layer, 0 where there is none, or nothing
     if there is none at all. Scales and shifts come before the biases in a flat row.
@@ -37,18 +37,6 @@ class Architecture:
     biased: tuple[bool, ...]
     first: int = 0
     norm: tuple[float, ...] = ()
-
-    @classmethod
-    def mlp(
-        cls, sizes: Sequence[int], embedding: int | None = None, norm: float = 0.0
-    ) -> Architecture:
-        """Return the layers of ``fissile.MLP(sizes, embedding=embedding)``."""
-        hidden = len(sizes) - 2
-        front = () if embedding is None else (False,)
-        widths = (sizes[0], *(() if embedding is None else (embedding,)), *sizes[1:])
-        biased = (*front, *[True] * (hidden + 1))
-        norms = (*[0.0] * len(front), *[norm] * hidden, 0.0) if norm else ()
-        return cls(widths, (*front, *[True] * hidden, False), biased, len(front), norms)
 
     @property
     def rows(self) -> int:
@@ -174,7 +162,7 @@ def _rank(network: Array, ptr: Array) -> Array:
 
 @compiled
 def blocks(inputs: int) -> int:
-    """Count the blocks that so many inputs are cut into."""
+    """Return how many blocks the inputs are cut into."""
     return (inputs + BLOCK - 1) // BLOCK
 
 

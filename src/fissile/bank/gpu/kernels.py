@@ -35,23 +35,9 @@ def _scrambled(position, m0, a0, m1, a1, m2, a2, m3, a3, BITS: tl.constexpr, SHI
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _samples(  # type: ignore[no-untyped-def]
-    x,
-    y,
-    position,
-    m0,
-    a0,
-    m1,
-    a1,
-    m2,
-    a2,
-    m3,
-    a3,
-    N: tl.constexpr,
-    BITS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-):
+    x, y, position, m0, a0, m1, a1, m2, a2, m3, a3,
+    N: tl.constexpr, BITS: tl.constexpr, SHIFT: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
     """Read the samples at some positions of the order: inputs (rows, DP) and targets (rows,)."""
     # What is beyond the end reads the first sample: a position within always ends within.
     position = tl.where(position < N, position, 0).to(tl.uint32)
@@ -153,54 +139,17 @@ _STATE = [f"{kind}{name}_" for name in ("w1", "b1", "w2", "b2") for kind in ("",
     ],
 )  # fmt: skip
 def train_kernel(  # type: ignore[no-untyped-def]
-    w1_,
-    b1_,
-    w2_,
-    b2_,
-    m_w1_,
-    m_b1_,
-    m_w2_,
-    m_b2_,
-    v_w1_,
-    v_b1_,
-    v_w2_,
-    v_b2_,
-    mask1_,
-    mask2_,
-    step_,
-    power_,
-    lr_,
-    l1_,
-    l2_,
-    orthogonal_,
-    x_,
-    y_,
-    xt_,
-    yt_,
-    which_,
-    keys_,
-    loss_,
-    correct_,
-    finished_,
-    epochs,
-    N: tl.constexpr,
-    TESTS: tl.constexpr,
-    BITS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    D: tl.constexpr,
-    H: tl.constexpr,
-    C: tl.constexpr,
-    B: tl.constexpr,
-    DP: tl.constexpr,
-    HP: tl.constexpr,
-    CP: tl.constexpr,
-    CHUNK: tl.constexpr,
-    MASK1: tl.constexpr,
-    MASK2: tl.constexpr,
-    ORTHOGONAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PREFETCH: tl.constexpr,
-):
+    w1_, b1_, w2_, b2_,
+    m_w1_, m_b1_, m_w2_, m_b2_,
+    v_w1_, v_b1_, v_w2_, v_b2_,
+    mask1_, mask2_, step_, power_, lr_, l1_, l2_, orthogonal_,
+    x_, y_, xt_, yt_, which_, keys_,
+    loss_, correct_, finished_, epochs,
+    N: tl.constexpr, TESTS: tl.constexpr, BITS: tl.constexpr, SHIFT: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, C: tl.constexpr, B: tl.constexpr,
+    DP: tl.constexpr, HP: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr,
+    MASK1: tl.constexpr, MASK2: tl.constexpr, ORTHOGONAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Train the network of this program, epoch by epoch, while it stays finite."""
     me = tl.program_id(0).to(tl.int64)
     rows, d, h, c = tl.arange(0, CHUNK), tl.arange(0, DP), tl.arange(0, HP), tl.arange(0, CP)
@@ -249,10 +198,6 @@ def train_kernel(  # type: ignore[no-untyped-def]
         m3, a3 = tl.load(key + 6).to(tl.uint32), tl.load(key + 7).to(tl.uint32)
         # Each row gathers its own loss: one sum over rows an epoch, not one a step.
         loss_of_row = tl.zeros((CHUNK,), tl.float32)
-        if PREFETCH:
-            x_next, y_next = _samples(
-                x, y, rows, m0, a0, m1, a1, m2, a2, m3, a3, N, BITS, SHIFT, D, DP
-            )
         for step in range(steps):
             share = 1.0 / tl.minimum(tl.cast(N - step * B, tl.float32), 1.0 * B)
             g_w1 = tl.zeros((DP, HP), tl.float32)
@@ -263,19 +208,9 @@ def train_kernel(  # type: ignore[no-untyped-def]
                 row = part * CHUNK + rows
                 position = step * B + row
                 real = (row < B) & (position < N)
-                if PREFETCH:
-                    # After the last chunk comes the first sample over and over; nobody uses it.
-                    xb, yb = x_next, y_next
-                    ahead = position + CHUNK
-                    if part == parts - 1:
-                        ahead = (step + 1) * B + rows
-                    x_next, y_next = _samples(
-                        x, y, ahead, m0, a0, m1, a1, m2, a2, m3, a3, N, BITS, SHIFT, D, DP
-                    )
-                else:
-                    xb, yb = _samples(
-                        x, y, position, m0, a0, m1, a1, m2, a2, m3, a3, N, BITS, SHIFT, D, DP
-                    )
+                xb, yb = _samples(
+                    x, y, position, m0, a0, m1, a1, m2, a2, m3, a3, N, BITS, SHIFT, D, DP
+                )
 
                 # Forward, and the gradient of the mean loss by the logits.
                 hidden = _hidden(xb, w1, b1, PRECISION)

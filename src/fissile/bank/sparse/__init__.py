@@ -4,7 +4,7 @@
 """
 
 from fissile.bank.sparse.plan import Plan, Prune, Rewire, SplitAt
-from fissile.bank.sparse.stack import SparseNet, Stack, module_of
+from fissile.bank.sparse.stack import SparseNet, SparseStack, module_of
 from fissile.bank.sparse.train import train
 
-__all__ = ["Plan", "Prune", "Rewire", "SparseNet", "SplitAt", "Stack", "module_of", "train"]
+__all__ = ["Plan", "Prune", "Rewire", "SparseNet", "SparseStack", "SplitAt", "module_of", "train"]

@@ -87,7 +87,10 @@ class Prune:
 
 @dataclass(frozen=True)
 class Rewire:
-    """Move masks: a share of each layer's weights, falling to none along a cosine."""
+    """Move masks: a share of each layer's weights, falling to none along a cosine.
+
+    >>> Plan(2_000, hidden=32, start="erdos-renyi", rewire=Rewire(grow="gradient"))
+    """
 
     fraction: float = 0.3
     grow: Grow = "random"

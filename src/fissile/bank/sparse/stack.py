@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fissile._common.errors import FissileError
 from fissile._common.random import hash32, noise
 from fissile._common.shapes import Bool, Float, Int
-from fissile.bank.sparse.masks import alive, count, sown
 from fissile.bank.sparse.plan import Plan, Schedule, SplitAt
 from fissile.bank.step import (
     AdamMoments,
@@ -25,17 +24,27 @@ from fissile.bank.step import (
     logit_gradient,
     masked_adam,
 )
+from fissile.expansion.budget import keep_largest
 from fissile.layers import MaskedLinear
 
-__all__ = ["SparseNet", "Stack", "module_of"]
+__all__ = [
+    "SparseNet", "SparseStack", "alive", "count", "effective", "module_of", "sown", "within",
+]  # fmt: skip
 
 #: Of absolute weights, until it has been steered.
 _FIRST_PENALTY = 1e-3
 _WEIGHTS = ("first", "second", "direct")
+Masks = dict[str, Bool[Tensor, "networks rows columns"]]
+#: The bits of infinity: those of every finite positive float are smaller, in the same order.
+_INFINITY = 0x7F800000
 
 
-class Stack:
-    """Networks in training: ``len(plans) * len(seeds)`` of them, those of a seed side by side."""
+class SparseStack:
+    """Networks in training: ``len(plans) * len(seeds)`` of them, those of a seed side by side.
+
+    >>> [(stack, places)] = train([plan], seeds, x, y, outputs=10)
+    >>> stack.accuracy(x_test, y_test)  # (seeds, plans)
+    """
 
     def __init__(
         self,
@@ -224,7 +233,7 @@ class Stack:
     def nonzeros(self) -> Int[Tensor, "seeds plans"]:
         """Count everything that a network needs, the outputs' biases too.
 
-        Of a pruned network only living neurons count; of others nobody looked, and all do.
+        Pruned networks count only live neurons; others count all.
         """
         found = count(self.masks, bias=False) + self.outputs
         if self.plan.bias:
@@ -234,7 +243,7 @@ class Stack:
 
     @torch.no_grad()
     def finite(self) -> Bool[Tensor, "seeds plans"]:
-        """Tell which networks have not diverged."""
+        """Return which networks have not diverged."""
         sound = [torch.isfinite(one).flatten(1).all(1) for one in self.weights.values()]
         return torch.stack(sound).all(0).view(len(self.seeds), -1)
 
@@ -266,6 +275,99 @@ def _course(
     """Return the rate of every step; few plans of a study have one of their own."""
     plan = Plan(1, 1, lr=lr, schedule=schedule, splits=splits)
     return torch.tensor([plan.rate(step / steps) for step in range(steps)])
+
+
+# --- which weights exist: counted strictly, kept within a budget, sown at random
+#
+# Masks come by name: first (hidden x inputs), second (outputs x hidden), direct (outputs x inputs).
+
+
+def alive(masks: Mapping[str, Tensor]) -> Bool[Tensor, "networks hidden"]:
+    """Return which neurons see an input and are seen by an output."""
+    return masks["first"].any(-1) & masks["second"].any(-2)
+
+
+def effective(masks: Masks) -> Masks:
+    """Remove the weights of neurons that see nothing or that nobody sees."""
+    if "first" not in masks:
+        return masks
+    on = alive(masks)
+    kept = {
+        "first": masks["first"] & on.unsqueeze(-1),
+        "second": masks["second"] & on.unsqueeze(-2),
+    }
+    return masks | kept
+
+
+def count(masks: Mapping[str, Tensor], *, bias: bool) -> Int[Tensor, " networks"]:
+    """Count the weights of every network, and the biases of neurons that are alive."""
+    total = torch.stack([mask.sum((-2, -1)) for mask in masks.values()]).sum(0)
+    return total + alive(masks).sum(-1) if bias and "first" in masks else total
+
+
+def within(
+    scores: Mapping[str, Float[Tensor, "networks rows columns"]],
+    room: Int[Tensor, " networks"],
+    *,
+    bias: bool,
+) -> Masks:
+    """Keep what scores highest, over all layers together, as much as there is room for.
+
+    A neuron's bias takes room while it is alive, and its weights go with it when it is not; so what
+    fits is not a rank but a threshold, found by bisecting its bits. What scores zero is not kept.
+    """
+    # A network that has diverged keeps what can still be ranked.
+    sound = {name: score.float().nan_to_num(0.0) for name, score in scores.items()}
+    keys = {name: score.contiguous().view(torch.int32) for name, score in sound.items()}
+    low = torch.full_like(room, -1)  # too much, or never to be asked for: zeros too
+    high = torch.full_like(room, _INFINITY)  # nothing always fits
+    for _ in range(_INFINITY.bit_length()):
+        middle = (low + high + 1) // 2
+        fits = _left(_above(keys, middle), bias) <= room
+        high = torch.where(fits, middle, high)
+        low = torch.where(fits, low, middle)
+    return effective(_above(keys, high))
+
+
+def _left(masks: Masks, bias: bool) -> Int[Tensor, " networks"]:
+    """Count what is left of masks without dead neurons, looking at every weight once."""
+    total = torch.zeros((), dtype=torch.long)
+    if "first" in masks:
+        sees, seen = masks["first"].sum(-1), masks["second"].sum(-2)
+        total = ((sees + seen + bias) * ((sees > 0) & (seen > 0))).sum(-1)
+    if "direct" in masks:
+        total = total + masks["direct"].sum((-2, -1))
+    return total
+
+
+def _above(keys: Mapping[str, Tensor], threshold: Int[Tensor, " networks"]) -> Masks:
+    cut = threshold.to(torch.int32).view(-1, 1, 1)
+    return {name: key > cut for name, key in keys.items()}
+
+
+def sown(
+    noise: Mapping[str, Float[Tensor, "networks rows columns"]],
+    room: Int[Tensor, " networks"],
+    *,
+    erdos_renyi: bool,
+) -> Masks:
+    """Draw masks of exactly ``room`` weights, shared among the layers by a rule.
+
+    Uniform gives every layer the same density; Erdos and Renyi's rule gives it weights in
+    proportion to its rows and columns. What a layer has no place for goes to the others.
+    """
+    sizes = torch.tensor([one[0].numel() for one in noise.values()], device=room.device)
+    shares = sizes
+    if erdos_renyi:
+        shares = torch.tensor([sum(one.shape[1:]) for one in noise.values()], device=room.device)
+    wanted = torch.minimum((room.unsqueeze(-1) * shares / shares.sum()).long(), sizes)
+    for layer in range(len(sizes)):  # in turn, whatever is left over
+        left = room - wanted.sum(-1)
+        wanted[:, layer] += torch.minimum(left, sizes[layer] - wanted[:, layer])
+    return {
+        name: keep_largest(one.flatten(1), wanted[:, layer]).view(one.shape)
+        for layer, (name, one) in enumerate(noise.items())
+    }
 
 
 # --- a network out of a stack
@@ -341,7 +443,7 @@ class SparseNet(nn.Module):
 
 
 @torch.no_grad()
-def module_of(stack: Stack, index: int, scale: float = 1.0) -> SparseNet:
+def module_of(stack: SparseStack, index: int, scale: float = 1.0) -> SparseNet:
     """Take one network out of a stack, on the CPU, without its dead neurons.
 
     >>> [(stack, places)] = train([plan], seeds, x / 255, y, outputs=10)

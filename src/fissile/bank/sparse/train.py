@@ -17,9 +17,8 @@ from torch.nn import functional
 from fissile._common.errors import FissileError, whole
 from fissile._common.random import Draw, hash32, noise, order, seeded
 from fissile._common.shapes import Float, Int
-from fissile.bank.sparse.masks import alive, effective, within
 from fissile.bank.sparse.plan import Plan, SplitAt
-from fissile.bank.sparse.stack import Stack
+from fissile.bank.sparse.stack import SparseStack, alive, effective, within
 from fissile.bank.step import AdamMoments, Replay
 from fissile.expansion.budget import keep_largest, resolve_allocation
 from fissile.expansion.pattern import split_pair
@@ -54,7 +53,7 @@ def train(
     device: str = "cpu",
     weights: Float[Tensor, " samples"] | None = None,
     on_epoch: OnEpoch | None = None,
-) -> list[tuple[Stack, list[int]]]:
+) -> list[tuple[SparseStack, list[int]]]:
     """Train every plan with every seed and return stacks, each with its plans' places in the list.
 
     >>> [(stack, places)] = train([Plan(2_000, 64, prune=Prune())], [0, 1], x, y, outputs=10)
@@ -73,7 +72,7 @@ def train(
     for place, plan in enumerate(plans):
         shapes.setdefault(plan.shape(), []).append(place)
     stacks = [
-        Stack([plans[p] for p in places], seeds, x.shape[1], outputs, steps, where)
+        SparseStack([plans[p] for p in places], seeds, x.shape[1], outputs, steps, where)
         for places in shapes.values()
     ]
     course = _Course(stacks, torch.tensor(list(seeds), device=where), x, y, batch, weights)
@@ -106,7 +105,7 @@ def _check(
 
 
 @contextmanager
-def _few_threads(stacks: Sequence[Stack], batch: int) -> Iterator[None]:
+def _few_threads(stacks: Sequence[SparseStack], batch: int) -> Iterator[None]:
     """Train small networks in one thread: two would wait for each other, and for other processes.
 
     On two cores, two processes with two threads each took sixty times as long as with one each.
@@ -135,7 +134,7 @@ def _tensor_cores() -> Iterator[None]:
 class _Course:
     def __init__(
         self,
-        stacks: Sequence[Stack],
+        stacks: Sequence[SparseStack],
         seeds: Tensor,
         x: Tensor,
         y: Tensor,
@@ -215,7 +214,7 @@ def _targets(y: Int[Tensor, " samples"], outputs: int) -> Int[Tensor, "samples o
 
 
 @torch.no_grad()
-def tick(stack: Stack, share: float, before: float) -> bool:
+def tick(stack: SparseStack, share: float, before: float) -> bool:
     """Do what is due since an earlier share of the training; tell whether shapes changed."""
     due = [split for split in stack.plan.splits if before < split.at <= share]
     for split in due:
@@ -229,7 +228,7 @@ def tick(stack: Stack, share: float, before: float) -> bool:
     return bool(due)
 
 
-def _prune(stack: Stack, share: float, before: float) -> None:
+def _prune(stack: SparseStack, share: float, before: float) -> None:
     left = [plan.prune.left(share, before) if plan.prune else None for plan in stack.plans]
     if all(one is None for one in left):
         return
@@ -243,7 +242,7 @@ def _prune(stack: Stack, share: float, before: float) -> None:
     stack.put({name: torch.where(due, kept[name], mask) for name, mask in stack.masks.items()})
 
 
-def _saliency(stack: Stack) -> dict[str, Tensor]:
+def _saliency(stack: SparseStack) -> dict[str, Tensor]:
     second = stack.each(lambda p: bool(p.prune) and p.prune.saliency == "second-order").bool()  # type: ignore[union-attr]
     found = {}
     for name, mask in stack.masks.items():
@@ -253,7 +252,7 @@ def _saliency(stack: Stack) -> dict[str, Tensor]:
     return found
 
 
-def _rewire(stack: Stack, share: float) -> None:
+def _rewire(stack: SparseStack, share: float) -> None:
     moves = stack.each(partial(_moving, share=share))
     if not bool((moves > 0).any()):
         return
@@ -275,7 +274,7 @@ def _rewire(stack: Stack, share: float) -> None:
     )
 
 
-def _living(stack: Stack) -> dict[str, Tensor]:
+def _living(stack: SparseStack) -> dict[str, Tensor]:
     """Return, for every layer, which places belong to neurons that are alive."""
     found = {name: torch.ones_like(mask) for name, mask in stack.masks.items()}
     if "first" in found:
@@ -284,7 +283,7 @@ def _living(stack: Stack) -> dict[str, Tensor]:
     return found
 
 
-def _steer(stack: Stack, share: float) -> None:
+def _steer(stack: SparseStack, share: float) -> None:
     """Steer the penalty so that about the budget is left; then cut to it, and refit."""
     if share < 0.5:
         there = torch.count_nonzero(stack.weights["direct"], (-2, -1))
@@ -296,7 +295,7 @@ def _steer(stack: Stack, share: float) -> None:
         stack.put({"direct": kept.view_as(stack.weights["direct"])})
 
 
-def _split(stack: Stack, split: SplitAt) -> None:
+def _split(stack: SparseStack, split: SplitAt) -> None:
     first, second, alpha = stack.weights["first"], stack.weights["second"], split.alpha
     deal = resolve_split(split.split)
     # Clusters are found on the processor, wherever the weights are.
@@ -316,7 +315,7 @@ def _split(stack: Stack, split: SplitAt) -> None:
     stack.hear()
 
 
-def _draw(stack: Stack, device: torch.device) -> Draw:
+def _draw(stack: SparseStack, device: torch.device) -> Draw:
     """Return the draw of every seed, the one :func:`fissile.expand` has, for all its plans."""
     draw = seeded(stack.seeds)
 
@@ -327,7 +326,7 @@ def _draw(stack: Stack, device: torch.device) -> Draw:
     return drawn
 
 
-def _copy(stack: Stack, name: str, axis: int, alpha: int, mask: Tensor | None) -> None:
+def _copy(stack: SparseStack, name: str, axis: int, alpha: int, mask: Tensor | None) -> None:
     """Give every child its parent's numbers, where it keeps them."""
     old = stack.weights[name], *stack.moments[name]
     new = [children_of(one, alpha, axis) * (1 if mask is None else mask) for one in old]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ class Flat:
 
     @torch.no_grad()
     def _fetch(self) -> None:
-        """Bring weights and moments from their home."""
+        """Copy weights and moments from the model."""
         for place, parameter in zip(self.places, self.parameters, strict=True):
             place.view(self.weights).copy_(parameter)
             state = self.adam.state.get(parameter, {})
@@ -121,7 +122,7 @@ class Flat:
 
     @torch.no_grad()
     def home(self, steps: int) -> None:
-        """Bring weights and moments home, after so many steps of Adam in all."""
+        """Copy weights and moments back to the model, after ``steps`` steps of Adam in all."""
         for place, parameter in zip(self.places, self.parameters, strict=True):
             parameter.copy_(place.view(self.weights))
             moments = (place.view(flat) for flat in (self.means, self.squares))
@@ -349,7 +350,7 @@ class Step:
             self.right += (self._logits(x, training=False).argmax(1) == y).sum()
 
     def finite(self) -> Tensor:
-        """Tell whether all numbers are."""
+        """Return whether all numbers are finite."""
         parts = [self.flat.weights, self.loss.view(1)]
         parts += [running for layer in self.layers for running in (layer.norm.mean, layer.norm.var)]
         return torch.stack([torch.isfinite(part).all() for part in parts]).all()
@@ -439,13 +440,9 @@ class GraphRunner:
             self.step = Step(job, engine.data, engine.recipe)
             self.before = [tensor.clone() for tensor in self.step.state()]
         stream.synchronize()
-        for count in set(self.sizes):
-            self.graphs[count] = self._recorded(count)
-
-    def _recorded(self, count: int) -> torch.cuda.CUDAGraph:
         with exact_and_tuned():
-            graph, _ = captured(lambda: self.step.train(count), self.stream)
-        return graph
+            for count in set(self.sizes):
+                self.graphs[count], _ = captured(partial(self.step.train, count), self.stream)
 
     def steps(self, epoch: int) -> Iterator[None]:
         """Launch one epoch and the evaluation after it."""

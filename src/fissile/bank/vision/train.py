@@ -68,6 +68,9 @@ class Network:
 class Trained:
     """What became of a network in one arm.
 
+    >>> trained = train([Network(256, 20, seed=0)], images, {"dense": Dense()})
+    >>> trained[0]["dense"].accuracy[-1]
+
     A network that diverged is what it was after its last finite epoch; NaN follows in its curves.
     """
 
@@ -134,16 +137,26 @@ def train(
         if job.arm is None:
             until = warm_up + fine_tune
             return [job.branch(name, arm, until, recipe) for name, arm in arms.items()]
-        results[job.number][job.arm] = _trained(job)
+        existing = nonzeros(job.model.head).weights
+        results[job.number][job.arm] = Trained(
+            job.accuracy, job.loss, existing, job.diverged, job.model
+        )
         if on_trained is not None:
             on_trained(job.number, job.arm, results[job.number][job.arm])
         return []
 
-    total = len(networks) * (warm_up + fine_tune * len(arms))
-    with _device(place):
+    total, done = len(networks) * (warm_up + fine_tune * len(arms)), 0
+
+    def advance(epochs: int) -> None:
+        nonlocal done
+        done += epochs
+        if progress is not None:
+            progress(done / max(1, total))
+
+    with torch.cuda.device(place) if place.type == "cuda" else nullcontext():
         engine = _engine(data, recipe, place, precision, together, mirror=mirror)
         try:
-            _run(engine, len(networks), fresh, finish, together, _told(progress, total), enough)
+            _run(engine, len(networks), fresh, finish, together, advance, enough)
         finally:
             if place.type == "cuda":  # after Ctrl-C, nothing may be freed while it is in use
                 torch.cuda.synchronize()
@@ -186,27 +199,6 @@ def _run(
         active = [(job, runner) for job, runner in active if not job.done]
 
 
-def _told(progress: Callable[[float], None] | None, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def advance(epochs: int) -> None:
-        nonlocal done
-        done += epochs
-        if progress is not None:
-            progress(done / max(1, total))
-
-    return advance
-
-
-def _trained(job: Job) -> Trained:
-    existing = nonzeros(job.model.head).weights
-    return Trained(job.accuracy, job.loss, existing, job.diverged, job.model)
-
-
-def _device(device: torch.device) -> torch.cuda.device | nullcontext[None]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 def _engine(
     data: Images,
     recipe: Recipe,
@@ -241,7 +233,11 @@ def _check(
     whole("fine_tune", fine_tune, least=0)
     whole("batch", recipe.batch, least=1)
     for name, arm in arms.items():
-        check_arm(name, arm)
+        if not isinstance(arm, Dense | Expand):
+            raise FissileError(
+                f"arm {name!r}: {type(arm).__name__} cannot be trained with a backbone; "
+                "use Dense or Expand"
+            )
     if not all(isinstance(network, Network) for network in networks):
         raise FissileError("networks must be a list of fissile.bank.vision.Network")
     height, width = data.x.shape[1:3]
@@ -294,7 +290,7 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Tell whether nothing is left to do."""
+        """Return whether nothing is left to do."""
         return self.epoch >= self.until
 
     def record(self, outcome: Outcome | None) -> None:
@@ -317,15 +313,6 @@ class Job:
             self, arm=name, model=model, adam=adam, until=until,
             accuracy=list(self.accuracy), loss=list(self.loss),
         )  # fmt: skip
-
-
-def check_arm(name: str, arm: Arm) -> None:
-    """Refuse the arms that only the bank can train."""
-    if not isinstance(arm, Dense | Expand):
-        raise FissileError(
-            f"arm {name!r}: {type(arm).__name__} cannot be trained with a backbone; "
-            "use Dense or Expand"
-        )
 
 
 def make_adam(model: ConvNet, recipe: Recipe) -> Adam:
@@ -376,7 +363,7 @@ class LoopRunner:
     def steps(self, epoch: int) -> Iterator[None]:
         """Train one epoch."""
         engine, recipe = self.engine, self.engine.recipe
-        self.before = self._snapshot()
+        self.before = [tensor.detach().clone() for tensor in self._tensors()]
         self.loss = torch.zeros((), device=engine.device)
         self.model.train()
         order = image_order(self.job.seed, epoch, len(engine.y), mirror=engine.mirror)
@@ -415,9 +402,6 @@ class LoopRunner:
         self.model.to(device)
         for state in self.adam.state.values():
             state.update({k: v.to(device) for k, v in state.items() if k != "step"})
-
-    def _snapshot(self) -> list[Tensor]:
-        return [tensor.detach().clone() for tensor in self._tensors()]
 
     @torch.no_grad()
     def _restore(self, saved: list[Tensor]) -> None:

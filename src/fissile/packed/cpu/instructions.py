@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
+from numba import types
 from numba.extending import intrinsic
 
+from fissile._common import llvm
+from fissile._common.llvm import BYTE, CACHE_LINE, FLOAT, WHOLE, WORD, Vectors, compiled
+
 __all__ = [
-    "BIT",
-    "BYTE",
     "BYTES",
-    "FLOAT",
     "GELU",
     "GELU_TANH",
     "SILU",
     "SOURCE",
-    "WHOLE",
-    "WORD",
     "Emit",
     "bend",
-    "compiled",
     "get",
     "instructions",
     "put",
@@ -44,27 +39,14 @@ __all__ = [
 #: The kinds of weights and the bytes of each.
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: How far ahead weights are asked for, where reading them is interrupted by wrong guesses.
-AHEAD, CACHE_LINE, LINES = 2048, 64, 4
-
-BIT, BYTE, WORD, WHOLE = (ir.IntType(bits) for bits in (1, 8, 32, 64))
-FLOAT = ir.FloatType()
+AHEAD, LINES = 2048, 4
 
 #: Bytes of samples that every row of weights meets before the next samples come: they stay cached.
 SAMPLES = 1 << 19
 
 #: What is kept on disk is found by the file of a kernel and by what the kernel closes over. Each
-#: closes over this number, so that a change of this file is noticed.
-SOURCE = zlib.crc32(Path(__file__).read_bytes())
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-_tools: Any = cgutils  # it has no types
-
-
-def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile on the first call, keep the result on disk, and hold no lock while running."""
-    options: Any = {"nogil": True, "cache": True, "error_model": "numpy"}
-    return cast(Callable[_P, _R], njit(**options)(function))
+#: closes over this number, so that a change of this file or of the emitter is noticed.
+SOURCE = zlib.crc32(Path(__file__).read_bytes() + Path(llvm.__file__).read_bytes())
 
 
 def instructions(function: Callable[..., Any]) -> Any:
@@ -79,34 +61,21 @@ def signature(*known: Any, numbers: int) -> Any:
 
 @compiled
 def together(width: int, tile: int) -> int:
-    """Return how many samples of so many inputs stay in the cache: some tiles, at least one."""
+    """Return how many samples of ``width`` inputs stay cached: whole tiles, at least one."""
     return max(1, SAMPLES // max(1, 4 * width * tile)) * tile
 
 
-class Emit:
+class Emit(Vectors):
     """Emits instructions on vectors as wide as the processor's; memory is given by addresses."""
 
     def __init__(self, context: Any, builder: Any, kind: str, width: int = 0) -> None:
         triple, _, features = context.codegen().magic_tuple()
-        self.builder = builder
+        super().__init__(builder, width or (16 if "+avx512f" in features else 8))
         self.kind = kind
-        self.width = width or (16 if "+avx512f" in features else 8)
         self._converts_halves = not triple.startswith(("x86", "i686")) or "+f16c" in features
-
-    def vector(self, element: Any) -> Any:
-        return ir.VectorType(element, self.width)
-
-    def all(self, element: Any, value: float) -> Any:
-        """Return a constant vector full of one number."""
-        return ir.Constant(self.vector(element), [ir.Constant(element, value)] * self.width)
 
     def address(self, base: Any, offset: Any, kind: Any) -> Any:
         return self.builder.inttoptr(self.builder.add(base, offset), kind.as_pointer())
-
-    def call(self, name: str, result: Any, args: list[Any], **how: Any) -> Any:
-        kind = ir.FunctionType(result, [arg.type for arg in args])
-        function = _tools.get_or_insert_function(self.builder.module, kind, name)
-        return self.builder.call(function, args, **how)
 
     def load(self, base: Any, index: Any, element: Any, mask: Any = None) -> Any:
         """Load a vector; entries that a mask leaves out are zero, and are not touched."""
@@ -146,38 +115,12 @@ class Emit:
         sign = b.shl(b.and_(codes, full(WORD, 0x8000)), full(WORD, 16))
         return b.bitcast(b.or_(bits, sign), self.vector(FLOAT))
 
-    def copies(self, value: Any) -> Any:
-        """Return a vector full of one number."""
-        b, kind = self.builder, self.vector(value.type)
-        single = b.insert_element(ir.Constant(kind, ir.Undefined), value, WORD(0))
-        order = ir.Constant(self.vector(WORD), [WORD(0)] * self.width)
-        return b.shuffle_vector(single, single, order)
-
-    def first(self, count: Any) -> Any:
-        """Mark the entries of a vector whose number is below a count."""
-        numbers = ir.Constant(self.vector(WHOLE), [WHOLE(i) for i in range(self.width)])
-        return self.builder.icmp_signed("<", numbers, self.copies(count))
-
-    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        flags = ("contract",)
-        return self.builder.fadd(self.builder.fmul(a, b, flags=flags), c, flags=flags)
-
     def sum(self, value: Any) -> Any:
         """Sum a vector up."""
         if self.width == 1:
             return self.builder.extract_element(value, WORD(0))
         name = f"llvm.vector.reduce.fadd.v{self.width}f32"
         return self.call(name, FLOAT, [ir.Constant(FLOAT, -0.0), value], fastmath=("reassoc",))
-
-    def variable(self, value: Any) -> Any:
-        """Return a variable, which ends up in a register."""
-        return _tools.alloca_once_value(self.builder, value)
-
-    @contextmanager
-    def loop(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
-        slices = _tools.for_range_slice(self.builder, start, stop, WHOLE(step), WHOLE)
-        with slices as (index, _):
-            yield index
 
     def tile(self, first: Any, batch: Any, count: int) -> list[Any]:
         """Return the numbers of a tile's samples; one that is not full repeats the last sample."""
@@ -186,7 +129,7 @@ class Emit:
         return [b.select(b.icmp_signed("<", n, last), n, last) for n in numbers]
 
     def rows(self, base: Any, numbers: list[Any], width: Any) -> list[Any]:
-        """Return where rows of so many float32 begin."""
+        """Return where rows of ``width`` float32 numbers begin."""
         b, size = self.builder, self.builder.mul(width, WHOLE(4))
         return [b.add(base, b.mul(n, size)) for n in numbers]
 
@@ -205,17 +148,13 @@ class Emit:
         with b.if_then(b.icmp_unsigned("!=", bias, WHOLE(0))):
             shift = b.load(self.address(bias, offset, FLOAT))
             b.store(b.fadd(b.load(result), shift), result)
-        value = b.load(result)
-        negative = b.fcmp_ordered("<", value, zero)  # NaN is not, and stays
-        cut = b.and_(negative, b.icmp_unsigned("!=", relu, WHOLE(0)))
-        b.store(b.select(cut, zero, value), self.address(y, offset, FLOAT))
+        value = self.rectified(b.load(result), zero, b.icmp_unsigned("!=", relu, WHOLE(0)))
+        b.store(value, self.address(y, offset, FLOAT))
 
     def fetch_ahead(self, address: Any) -> None:
         """Ask for weights that come soon."""
         for line in range(LINES):
-            ahead = self.address(address, WHOLE(AHEAD + line * CACHE_LINE), BYTE)
-            how = [WORD(0), WORD(3), WORD(1)]  # to read, soon, as data
-            self.call("llvm.prefetch.p0", ir.VoidType(), [ahead, *how])
+            self.prefetch(self.address(address, WHOLE(AHEAD + line * CACHE_LINE), BYTE))
 
 
 @instructions

@@ -8,20 +8,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from fissile.packed.cpu.instructions import (
-    BIT,
-    BYTE,
-    BYTES,
-    FLOAT,
-    SOURCE,
-    WHOLE,
-    WORD,
-    Emit,
-    compiled,
-    instructions,
-    signature,
-    together,
-)
+from fissile._common.llvm import BIT, BYTE, FLOAT, WHOLE, WORD, compiled
+from fissile.packed.cpu.instructions import BYTES, SOURCE, Emit, instructions, signature, together
 
 __all__ = ["owned_rows"]
 
