@@ -9,8 +9,8 @@ import warnings
 import torch
 
 import fissile
-from fissile.packed import PackedMaskedLinear, PackedPartitionedLinear, plain
-from fissile.packed.format import pack_bitmap, pack_owned
+from fissile.packed import PackedMaskedLinear, PackedPartitionedLinear
+from fissile.packed.format import bitmap_dense, owned_dense, pack_bitmap, pack_owned
 from fissile.packed.timing import DENSE, EXPANDED, Rival, attempt, dense, module
 from fissile.packed.timing import semi_structured as two_of_four
 
@@ -26,7 +26,7 @@ def partitioned(outputs, inputs, alpha, *, dtype, device, most, plane):
     weight = torch.randn(rows, inputs, device=device) / inputs**0.5
     owner = owners(rows, inputs, alpha, device)
     inline, _ = pack_owned(weight, owner, alpha, dtype, "inline")
-    wide = plain.owned_dense(inline, None, alpha)
+    wide = owned_dense(inline, None, alpha)
     bias = torch.randn(alpha * outputs, **how)
     rivals = {
         DENSE: dense(inline.repeat(times, 1), bias[:outputs].clone()),
@@ -54,7 +54,7 @@ def masked(outputs, parents, alpha, *, dtype, device, most):
     weight = torch.randn(rows, inputs, device=device) / parents**0.5
     kept = torch.rand(rows, parents, device=device) < 1 / alpha
     values, live, group = pack_bitmap(weight, kept.repeat_interleave(alpha, 1), dtype)
-    wide = plain.bitmap_dense(values, live, group, inputs)
+    wide = bitmap_dense(values, live, group, inputs)
     bias = torch.randn(outputs, **how)
     packed = PackedMaskedLinear(
         values.repeat(times), live.repeat(times, 1), group, inputs, bias, layout="inline"

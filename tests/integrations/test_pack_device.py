@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fissile import MLP, FissileError, expand, load, pack, save, unpack
-from fissile.packed import dispatch, plain
+from fissile.packed import dispatch
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -126,7 +126,7 @@ def exact(x, weight, bias, alpha, activation):
     owner = weight.view(torch.int16) & 7
     parts = [x.double() @ (weight.double() * (owner == k)).T for k in range(alpha)]
     sums = torch.stack(parts, -1).flatten(1)
-    return plain.activated(sums if bias is None else sums + bias.double(), activation)
+    return dispatch.activated(sums if bias is None else sums + bias.double(), activation)
 
 
 def is_right(found, wanted):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from types import ModuleType
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,13 @@ from torch.nn import functional
 
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Float, Int
-from fissile.packed import plain
 from fissile.packed.bits import MANTISSA, owner_bits
-from fissile.packed.plain import Activation
+from fissile.packed.format import bitmap_dense, owned_dense
 
 __all__ = [
     "MOST_BITS",
+    "Activation",
+    "activated",
     "bitmap",
     "block",
     "few_children",
@@ -31,6 +33,8 @@ __all__ = [
     "refuse_gradients",
 ]
 
+#: What may follow a packed layer in the same kernel.
+Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 #: The kernels tell up to 2**3 children apart; more go through plain PyTorch.
 MOST_BITS = 3
 
@@ -206,13 +210,13 @@ def _owned(
         return x.new_empty(len(x), alpha * len(weight))
     kernels = kernels_for(x.device) if few_children(alpha) else None
     if kernels is None:
-        return plain.owned_linear(x, weight, planes, bias, alpha, activation)
-    bits = owner_bits(alpha)
-    if kernels.takes(len(x), weight.dtype, bits, planes=planes is not None):
-        found: Tensor = kernels.owned_linear(x, weight, planes, bias, alpha, activation)
-        return found
-    wide = kernels.owned_written(weight, planes, alpha)
-    return plain.activated(functional.linear(x, wide, bias), activation)
+        wide = owned_dense(weight, planes, alpha)
+    elif kernels.takes(len(x), weight.dtype, owner_bits(alpha), planes=planes is not None):
+        y: Tensor = kernels.owned_linear(x, weight, planes, bias, alpha, activation)
+        return y
+    else:
+        wide = kernels.owned_written(weight, planes, alpha)
+    return activated(functional.linear(x, wide, bias), activation)
 
 
 def _bitmap(
@@ -224,12 +228,24 @@ def _bitmap(
         return x.new_empty(len(x), len(live))
     kernels = kernels_for(x.device)
     if kernels is None:
-        return plain.bitmap_linear(x, weight, live, start, bias, group, activation)
-    if kernels.takes(len(x), weight.dtype, None, group=group):
-        found: Tensor = kernels.bitmap_linear(x, weight, live, start, bias, group, activation)
-        return found
-    wide = kernels.bitmap_written(weight, live, start, x.shape[-1], group)
-    return plain.activated(functional.linear(x, wide, bias), activation)
+        wide = bitmap_dense(weight, live, group, x.shape[-1])
+    elif kernels.takes(len(x), weight.dtype, None, group=group):
+        y: Tensor = kernels.bitmap_linear(x, weight, live, start, bias, group, activation)
+        return y
+    else:
+        wide = kernels.bitmap_written(weight, live, start, x.shape[-1], group)
+    return activated(functional.linear(x, wide, bias), activation)
+
+
+def activated(y: Tensor, activation: Activation) -> Tensor:
+    """Apply an activation by its name."""
+    if activation == "none":
+        return y
+    if activation == "relu":
+        return y.relu()
+    if activation == "silu":
+        return functional.silu(y)
+    return functional.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 # For torch.compile the kernels are opaque operators, whatever is behind them.

@@ -1,4 +1,4 @@
-"""Packing as pure functions: weights and owners, or weights and a mask, into fewer bytes."""
+"""Packing as pure functions: weights and owners, or weights and a mask, into bytes and back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
+from fissile.layers import REMOVED, owner_mask
 from fissile.packed.bits import (
     MANTISSA,
     MOST,
@@ -19,15 +20,18 @@ from fissile.packed.bits import (
     owner_bits,
     to_bytes,
 )
-from fissile.packed.plain import owners
 
 __all__ = [
     "Layout",
+    "bitmap_dense",
     "bitmap_misfit",
     "cast",
     "check_dtype",
     "check_layout",
+    "group_starts",
+    "owned_dense",
     "owned_misfit",
+    "owners",
     "pack_bitmap",
     "pack_owned",
     "recast",
@@ -38,6 +42,8 @@ __all__ = [
 Layout = Literal["inline", "plane"]
 
 _GROUPS = (8, 4, 2, 1)
+#: Groups between two entries of ``start``.
+BLOCK = 256
 
 
 def check_layout(layout: str) -> Layout:
@@ -108,6 +114,52 @@ def recast(weight: Float[Tensor, "*shape"], bits: int, dtype: torch.dtype) -> Te
     if wrong := _too_many(bits, check_dtype(dtype)):
         raise FissileError(f'{wrong}; unpack the model and pack it with layout="plane"')
     return _rounded(weight, low_bits(weight, bits), bits, exists(weight), dtype)
+
+
+# --- and back: what the kernels must agree with
+
+
+def owners(
+    weight: Float[Tensor, "parents inputs"], planes: Int[Tensor, "bits parents bytes"] | None,
+    alpha: int,
+) -> Int[Tensor, "parents inputs"]:  # fmt: skip
+    """Return the child that owns each weight, -1 where none is."""
+    if planes is None:
+        owner = low_bits(weight, owner_bits(alpha)).int()
+    else:
+        places = torch.arange(len(planes), device=weight.device, dtype=torch.int32)
+        bits = from_bytes(planes, weight.shape[-1]).int()
+        owner = (bits << places[:, None, None]).sum(0, dtype=torch.int32)
+    return torch.where(exists(weight), owner, REMOVED)
+
+
+def owned_dense(
+    weight: Float[Tensor, "parents inputs"], planes: Int[Tensor, "bits parents bytes"] | None,
+    alpha: int,
+) -> Float[Tensor, "children inputs"]:  # fmt: skip
+    """Write the children's rows out."""
+    mask = owner_mask(owners(weight, planes, alpha), alpha)
+    return torch.where(mask, weight.repeat_interleave(alpha, 0), weight.new_zeros(()))
+
+
+def group_starts(live: Int[Tensor, "outputs bytes"], groups: int) -> Int[Tensor, "outputs blocks"]:
+    """Count the groups stored before every block of 256, over the whole matrix."""
+    blocks = from_bytes(live, groups).split(BLOCK, -1)
+    counts = torch.stack([block.sum(-1, dtype=torch.int32) for block in blocks], -1)
+    return counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts) - counts
+
+
+def bitmap_dense(
+    weight: Float[Tensor, " stored"], live: Int[Tensor, "outputs bytes"], group: int, inputs: int
+) -> Float[Tensor, "outputs inputs"]:
+    """Write a masked layer's matrix out."""
+    mask = from_bytes(live, inputs // group)
+    wide = weight.new_zeros(*mask.shape, group)
+    wide[mask] = weight.view(-1, group)
+    return wide.flatten(1)
+
+
+# --- tensors that packing could not have made
 
 
 def owned_misfit(

@@ -19,9 +19,19 @@ from torch import Tensor, nn
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
 from fissile.layers import Geometry, SparseConv2d, SparseLayer, SparseLinear, owner_mask
-from fissile.packed import dispatch, plain
+from fissile.packed import dispatch
 from fissile.packed.bits import MANTISSA, exists, from_bytes, owner_bits
-from fissile.packed.format import Layout, bitmap_misfit, check_dtype, owned_misfit, recast
+from fissile.packed.format import (
+    Layout,
+    bitmap_dense,
+    bitmap_misfit,
+    check_dtype,
+    group_starts,
+    owned_dense,
+    owned_misfit,
+    owners,
+    recast,
+)
 
 __all__ = [
     "DOES_NOT_TRAIN",
@@ -136,11 +146,11 @@ class Owned(Packed):
 
     def owner(self) -> Int[Tensor, "parents inputs"]:
         """Return the child that owns each weight, -1 where none is; filters are flattened."""
-        return plain.owners(self.weight, self.planes, self.alpha)
+        return owners(self.weight, self.planes, self.alpha)
 
     def dense_weight(self) -> Float[Tensor, "children inputs *kernel"]:
         """Return the children's rows."""
-        return self._shaped(plain.owned_dense(self.weight, self.planes, self.alpha))
+        return self._shaped(owned_dense(self.weight, self.planes, self.alpha))
 
     def pattern(self) -> Bool[Tensor, "children inputs *kernel"]:
         """Return which child holds which input."""
@@ -169,7 +179,7 @@ class Bitmap(Packed):
         self.group, self.layout = group, layout
         self._store(weight, bias)
         self.register_buffer("live", live)
-        self.register_buffer("start", plain.group_starts(live, self.groups), persistent=False)
+        self.register_buffer("start", group_starts(live, self.groups), persistent=False)
 
     @property
     def groups(self) -> int:
@@ -183,7 +193,7 @@ class Bitmap(Packed):
     def dense_weight(self) -> Float[Tensor, "outputs inputs *kernel"]:
         """Return the weight with zeros where nothing is."""
         how = self.group, self.matrix_shape[1]
-        return self._shaped(plain.bitmap_dense(self.weight.detach(), self.live, *how))
+        return self._shaped(bitmap_dense(self.weight.detach(), self.live, *how))
 
     def pattern(self) -> Bool[Tensor, "outputs inputs *kernel"]:
         """Return which weights exist."""
@@ -195,7 +205,7 @@ class Bitmap(Packed):
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
-        self.start = plain.group_starts(self.live, self.groups)
+        self.start = group_starts(self.live, self.groups)
 
 
 class PackedLinear(Packed, SparseLinear):
@@ -211,7 +221,7 @@ class PackedLinear(Packed, SparseLinear):
         return mine["weight"], mine["bias"]  # type: ignore[return-value]
 
     @abstractmethod
-    def activated(self, x: Tensor, activation: plain.Activation) -> Tensor:
+    def activated(self, x: Tensor, activation: dispatch.Activation) -> Tensor:
         """Apply the linear map and an activation."""
 
 
@@ -234,7 +244,7 @@ class PackedPartitionedLinear(Owned, PackedLinear):
         self.out_features, self.transposed = alpha * parents, transposed
         self._keep(weight, planes, alpha, bias)
 
-    def activated(self, x: Tensor, activation: plain.Activation) -> Tensor:
+    def activated(self, x: Tensor, activation: dispatch.Activation) -> Tensor:
         """Apply the linear map and an activation."""
         weight, bias = self._held()
         return dispatch.owned(x, weight, self._buffers["planes"], bias, self.alpha, activation)
@@ -260,7 +270,7 @@ class PackedMaskedLinear(Bitmap, PackedLinear):
         self.out_features, self.in_features, self.transposed = len(live), inputs, transposed
         self._keep(weight, live, group, bias, layout)
 
-    def activated(self, x: Tensor, activation: plain.Activation) -> Tensor:
+    def activated(self, x: Tensor, activation: dispatch.Activation) -> Tensor:
         """Apply the linear map and an activation."""
         (weight, bias), bits = self._held(), self._buffers
         how = bias, self.group, self.in_features, activation

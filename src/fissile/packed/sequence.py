@@ -13,9 +13,8 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as everywhere
 
 from fissile.packed import dispatch
-from fissile.packed.dispatch import is_traced
+from fissile.packed.dispatch import Activation, is_traced
 from fissile.packed.layers import PackedLinear, PackedMaskedLinear, PackedPartitionedLinear
-from fissile.packed.plain import Activation
 
 __all__ = [
     "Block",

@@ -26,15 +26,18 @@ from fissile.packed.bits import (
     write_places,
 )
 from fissile.packed.format import (
+    bitmap_dense,
     bitmap_misfit,
     check_dtype,
     check_layout,
+    group_starts,
+    owned_dense,
     owned_misfit,
+    owners,
     pack_bitmap,
     pack_owned,
     recast,
 )
-from fissile.packed.plain import bitmap_dense, group_starts, owned_dense, owners
 
 SHORT = [torch.float16, torch.bfloat16]
 DTYPES = list(MANTISSA)

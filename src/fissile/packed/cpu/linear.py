@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fissile._common.errors import FissileError, needs
 from fissile.packed.cpu.threads import LEAST, Step, spread
-from fissile.packed.plain import bitmap_dense, owned_dense
+from fissile.packed.format import bitmap_dense, owned_dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable
