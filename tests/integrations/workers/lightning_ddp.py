@@ -26,9 +26,12 @@ class Net(pl.LightningModule):
         super().__init__()
         self.net = network(seed)
 
+    def forward(self, x):
+        return self.net(x)
+
     def training_step(self, batch, index):
         x, y = batch
-        return nn.functional.cross_entropy(self.net(x), y)
+        return nn.functional.cross_entropy(self(x), y)
 
     def configure_optimizers(self):
         return adam(self)
