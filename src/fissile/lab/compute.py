@@ -19,8 +19,7 @@ from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.budget_search import contest
 from fissile.lab.classifier import Arrays, Classifiers, load
-from fissile.lab.converged import Plateau, length, limit, plateau, stopped
-from fissile.lab.task import Boolean, Images
+from fissile.lab.task import Boolean, Images, Plateau, length, limit, plateau, stopped
 from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work
 from fissile.measure.theory import required_width
 

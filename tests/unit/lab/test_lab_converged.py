@@ -8,10 +8,10 @@ from inventions import invented
 
 from fissile.lab.claims import WarmedUp
 from fissile.lab.compute import Outcome, compute
-from fissile.lab.converged import Plateau, limit, plateau, stopped
 from fissile.lab.results import load
 from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.studies import CRITERION, STUDIES
+from fissile.lab.task import Plateau, limit, plateau, stopped
 from fissile.lab.trial import Arm, Boolean, Features, Images, Trial
 
 TASK = Boolean(clauses=3, train=256, test=128)

@@ -307,7 +307,7 @@ class WarmedUp:
 
     >>> WarmedUp(0.95)
 
-    One network of each cell trains until it has converged (see :mod:`fissile.lab.converged`). The
+    One network of each cell trains until it has converged (see :mod:`fissile.lab.task`). The
     claim holds if every one had the share at the split, and fails if some had less.
     """
 
