@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 import fissile
 from fissile._common.cores import cores
-from fissile.lab.compute import Outcome
+from fissile.lab.compute import TrialResult
 from fissile.lab.store.database import advised, open_database, undamaged
 from fissile.lab.trial import Work
 
@@ -145,13 +145,15 @@ class Run:
         return {k: v for k, v in self.changes.items() if k not in ("fingerprint", "encoder")}
 
 
-def _row_values(outcomes: Sequence[Outcome], provenance: Provenance) -> list[tuple[object, ...]]:
+def _row_values(
+    outcomes: Sequence[TrialResult], provenance: Provenance
+) -> list[tuple[object, ...]]:
     """Return the columns of finished trials."""
     made_by, now = json.dumps(asdict(provenance)), _now()
     return [_values(one, made_by, now) for one in outcomes]
 
 
-def _values(one: Outcome, made_by: str, now: str) -> tuple[object, ...]:
+def _values(one: TrialResult, made_by: str, now: str) -> tuple[object, ...]:
     work, blob = one.work, io.BytesIO()
     spec = json.dumps(asdict(work), allow_nan=False)
     measures = {name: _plain(value) for name, value in one.measures.items()}
@@ -289,7 +291,7 @@ class Store:
         finished = self.finished(work.key for work in works)
         return [work for work in works if work.key not in finished]
 
-    def add(self, outcomes: Sequence[Outcome], provenance: Provenance) -> None:
+    def add(self, outcomes: Sequence[TrialResult], provenance: Provenance) -> None:
         """Store finished trials, all or none, and end their claims; the first result stays.
 
         >>> store.add(compute([trial]), Provenance.here("cpu"))
