@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fissile.lab.compute import Outcome
+from fissile.lab.compute import TrialResult
 from fissile.lab.store import Provenance, Store
 from fissile.lab.trial import Sampling
 
@@ -16,7 +16,7 @@ resource = None if sys.platform == "win32" else __import__("resource")
 
 
 def outcome(number, **measures):
-    return Outcome(Sampling(number=number), measures or {"coverage": number / 7}, 0.5)
+    return TrialResult(Sampling(number=number), measures or {"coverage": number / 7}, 0.5)
 
 
 def outcomes(*numbers):

@@ -25,9 +25,9 @@ import numpy as np
 
 from fissile.data.sets import Scaling
 from fissile.lab.classifier import meant
-from fissile.lab.converged import WITHIN
 from fissile.lab.store import Store
 from fissile.lab.studies import CRITERION, STUDIES
+from fissile.lab.task import WITHIN
 
 ROOT = Path(__file__).parents[2]
 PARTS = ROOT / "docs" / "parts"

@@ -133,9 +133,10 @@ def _print(
         typer.echo(
             f"No time is known, and none can be tried here, of: {', '.join(estimate.unknown)}."
         )
-    tried = [kind for kind, rate in estimate.rates.items() if not rate.ratios]
-    if tried:
-        typer.echo(f"From a short trial run, with an unknown error: {', '.join(tried)}.")
+    for batches, source in ((0, "a short trial run"), (1, "one stored batch")):
+        kinds = [kind for kind, rate in estimate.rates.items() if rate.batches == batches]
+        if kinds:
+            typer.echo(f"From {source}, with an unknown error: {', '.join(kinds)}.")
     if error := estimate.error:
         typer.echo(
             f"Stored batches took {error.median:.2f} times as long as the other batches' times say "

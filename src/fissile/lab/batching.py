@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 from fissile._common.cores import keep_to
 from fissile._common.errors import FissileError
 from fissile.lab import cost as estimate
-from fissile.lab.compute import Outcome
+from fissile.lab.compute import TrialResult
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Contender, Features, Images, Trial, Work
 
@@ -68,7 +68,7 @@ class Halt(FissileError):
 class Report:
     """What became of a batch, and who computed it."""
 
-    outcomes: list[Outcome]
+    outcomes: list[TrialResult]
     provenance: Provenance
     worker: str = ""
     seconds: float = 0.0

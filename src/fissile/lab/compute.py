@@ -19,23 +19,22 @@ from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.budget_search import contest
 from fissile.lab.classifier import Arrays, Classifiers, load
-from fissile.lab.converged import Plateau, length, limit, plateau, stopped
-from fissile.lab.task import Boolean, Images
+from fissile.lab.task import Boolean, Images, Plateau, length, limit, plateau, stopped
 from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work
 from fissile.measure.theory import required_width
 
 if TYPE_CHECKING:
     from fissile.bank.vision import Trained
 
-__all__ = ["Outcome", "bank_arm", "compute", "sampled"]
+__all__ = ["TrialResult", "bank_arm", "compute", "sampled"]
 
 
 OnSteps = Callable[[float], None]
-OnOutcomes = Callable[[list["Outcome"]], None]
+OnOutcomes = Callable[[list["TrialResult"]], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     """What one trial came to."""
 
     work: Work
@@ -50,7 +49,7 @@ def compute(
     on_steps: OnSteps | None = None,
     on_outcomes: OnOutcomes | None = None,
     arrays: Arrays | None = None,
-) -> list[Outcome]:
+) -> list[TrialResult]:
     """Run trials that can go side by side (see ``batch_key``) and return what each came to.
 
     >>> compute([Trial(warm_up=1, fine_tune=1)])[0].measures["accuracy"]
@@ -65,9 +64,11 @@ def compute(
     contenders = [work for work in works if isinstance(work, Contender)]
     if contenders:
         came_to = contest(contenders, device, on_steps, arrays)
-        found = [Outcome(work, came_to[work], 0.0) for work in contenders]
+        found = [TrialResult(work, came_to[work], 0.0) for work in contenders]
     elif not trials:
-        found = [Outcome(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)]
+        found = [
+            TrialResult(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)
+        ]
     elif trials[0].arm.split == "converged":
         if isinstance(trials[0].task, Images):
             found = _images_trained_on(trials, device, on_steps, on_outcomes, arrays)
@@ -112,7 +113,7 @@ def _bank(networks: Sequence[Trial], device: str, arrays: Arrays | None) -> tupl
 
 def _on_bank(
     trials: Sequence[Trial], device: str, on_steps: OnSteps | None, arrays: Arrays | None
-) -> list[Outcome]:
+) -> list[TrialResult]:
     networks, arms = _grid(trials)
     first = networks[0]
     bench, bank = _bank(networks, device, arrays)
@@ -137,13 +138,13 @@ def _on_bank(
         measures = {name: float(column[row]) for name, column in table.items()}
         measures["diverged"] = float(row in lost)
         pictures = bench.arrays(branched, row, before[row // len(arms)]) if trial.pictures else {}
-        outcomes.append(Outcome(trial, measures, 0.0, pictures))
+        outcomes.append(TrialResult(trial, measures, 0.0, pictures))
     return outcomes
 
 
 def _trained_on(
     trials: Sequence[Trial], device: str, on_steps: OnSteps | None, arrays: Arrays | None
-) -> list[Outcome]:
+) -> list[TrialResult]:
     """Train dense networks until each has converged; how long others take changes nothing."""
     warm_up, size = trials[0].warm_up, length(trials[0].warm_up)
     bank = _bank(trials, device, arrays)[1]
@@ -165,7 +166,7 @@ def _trained_on(
         if on_steps is not None:
             on_steps(len(found) / len(trials))
     return [
-        Outcome(trial, _criterion(curves[number], found[number], warm_up, int(counted)), 0.0)
+        TrialResult(trial, _criterion(curves[number], found[number], warm_up, int(counted)), 0.0)
         for number, (trial, counted) in enumerate(zip(trials, weights, strict=True))
     ]
 
@@ -176,17 +177,17 @@ def _images_trained_on(
     on_steps: OnSteps | None,
     on_outcomes: OnOutcomes | None,
     arrays: Arrays | None,
-) -> list[Outcome]:
+) -> list[TrialResult]:
     """Train dense networks behind a backbone until each has converged."""
     warm_up = trials[0].warm_up
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, TrialResult] = {}
     begin = time.perf_counter()
 
     def finished(number: int, _: str, one: Trained) -> None:
         """Take a network that has converged; it is worth keeping at once."""
         flat = plateau(one.accuracy, warm_up) or stopped(one.accuracy, warm_up)
         measures = _criterion(one.accuracy, flat, warm_up, one.nonzeros)
-        outcomes[number] = Outcome(trials[number], measures, 0.0)
+        outcomes[number] = TrialResult(trials[number], measures, 0.0)
         if on_outcomes is not None:
             taken = (time.perf_counter() - begin) / len(outcomes)
             on_outcomes([replace(outcomes[number], seconds=taken)])
@@ -260,10 +261,10 @@ def _convolutional(
     on_steps: OnSteps | None,
     on_outcomes: OnOutcomes | None,
     arrays: Arrays | None,
-) -> list[Outcome]:
+) -> list[TrialResult]:
     networks, arms = _grid(trials)
     wanted = {(trial.network(), repr(trial.arm)): trial for trial in trials}
-    outcomes: list[Outcome] = []
+    outcomes: list[TrialResult] = []
     begin = time.perf_counter()
 
     def finished(number: int, arm: str, one: Trained) -> None:
@@ -314,7 +315,7 @@ def _behind_backbones(
     )
 
 
-def _network_of(outcome: Outcome) -> Work:
+def _network_of(outcome: TrialResult) -> Work:
     return outcome.work.network()
 
 
@@ -323,7 +324,7 @@ def _images(trial: Trial) -> Images:
     return trial.task
 
 
-def _behind_backbone(trial: Trial, one: Trained) -> Outcome:
+def _behind_backbone(trial: Trial, one: Trained) -> TrialResult:
     measures = {
         "accuracy": _last(one.accuracy),
         "best": max(filter(isfinite, one.accuracy), default=nan),
@@ -332,7 +333,7 @@ def _behind_backbone(trial: Trial, one: Trained) -> Outcome:
         "diverged": float(one.diverged),
     }
     arrays = {"curve": torch.tensor(one.accuracy)} if trial.pictures else {}
-    return Outcome(trial, measures, 0.0, arrays)
+    return TrialResult(trial, measures, 0.0, arrays)
 
 
 def _last(curve: Sequence[float]) -> float:

@@ -36,6 +36,7 @@ class Rate(NamedTuple):
     seconds: float
     #: For every stored batch: its time over what the other batches would have said of it.
     ratios: tuple[float, ...] = ()
+    batches: int = 0  # stored batches; 0 for a calibration run
 
 
 class Error(NamedTuple):
@@ -156,8 +157,9 @@ def _rate(batches: Sequence[Sequence[float]]) -> Rate:
     """Return the rate of batches of seconds and costs, each also estimated from the others."""
     seconds, cost = (sum(column) for column in zip(*batches, strict=True))
     if len(batches) == 1:
-        return Rate(seconds / cost)
-    return Rate(seconds / cost, tuple(s / c * (cost - c) / (seconds - s) for s, c in batches))
+        return Rate(seconds / cost, batches=1)
+    ratios = tuple(s / c * (cost - c) / (seconds - s) for s, c in batches)
+    return Rate(seconds / cost, ratios, len(batches))
 
 
 def _machine(device: str) -> tuple[str, int]:

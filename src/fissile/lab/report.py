@@ -35,7 +35,6 @@ from fissile.lab.comparison_table import (
     table_rows,
     tables_markdown,
 )
-from fissile.lab.converged import WITHIN
 from fissile.lab.frame import labelled
 from fissile.lab.results import Results, latest, load
 from fissile.lab.stats import LEVEL
@@ -51,6 +50,7 @@ from fissile.lab.study import (
     Regression,
     Series,
 )
+from fissile.lab.task import WITHIN
 from fissile.lab.trial import Contender, Sampling, Trial, Work
 
 __all__ = ["write"]

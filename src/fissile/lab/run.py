@@ -35,7 +35,7 @@ from fissile.lab.batching import (
     batches,
     side_by_side,
 )
-from fissile.lab.compute import Outcome, compute
+from fissile.lab.compute import TrialResult, compute
 from fissile.lab.store import Provenance, Store
 from fissile.lab.trial import Features, Images, Work
 
@@ -267,7 +267,7 @@ class _Runner:
         self._advance(found)
         return left
 
-    def keep(self, lane: Lane, outcomes: list[Outcome]) -> None:
+    def keep(self, lane: Lane, outcomes: list[TrialResult]) -> None:
         """Store what is finished before the rest of its batch."""
         assert lane.provenance is not None
         self.store.add(outcomes, lane.provenance)
@@ -300,7 +300,7 @@ class _Runner:
         self.died.update(networks)
         return max(self.died[network] for network in networks) <= _RETRIES
 
-    def _store(self, batch: list[Work], lane: Lane, found: Report | list[Outcome]) -> None:
+    def _store(self, batch: list[Work], lane: Lane, found: Report | list[TrialResult]) -> None:
         if not isinstance(found, Report):
             assert lane.provenance is not None
             found = Report(found, lane.provenance)

@@ -15,8 +15,17 @@ from fissile.bank.loop import Recipe
 from fissile.bank.sparse import Plan
 from fissile.lab import cost
 from fissile.lab.budget_methods import METHODS, SETTINGS
-from fissile.lab.converged import EPOCHS, limit
-from fissile.lab.task import LATER, Boolean, Features, Images, Task, one_of, task_from
+from fissile.lab.task import (
+    EPOCHS,
+    LATER,
+    Boolean,
+    Features,
+    Images,
+    Task,
+    limit,
+    one_of,
+    task_from,
+)
 from fissile.measure.theory import RandomSparse
 
 __all__ = [
@@ -181,7 +190,7 @@ class Arm:
     fresh mask at every step; and ``dynamic``, a random split whose masks move: every so many steps
     a fraction of the weights dies, and as many ``grow`` at random or where the gradient is large.
     ``converged`` stays dense and trains on until its accuracy no longer rises: see
-    :mod:`fissile.lab.converged`.
+    :mod:`fissile.lab.task`.
     """
 
     split: str = "dense"

@@ -5,7 +5,7 @@ import pandas
 import pytest
 
 from fissile.lab.claims import Alike, Best, Equivalent, Flatter, Reaches
-from fissile.lab.equivalence import ratios
+from fissile.lab.stats import ratios
 
 WIDTHS = (4, 8, 16, 32, 64)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fissile._common.errors import FissileError
-from fissile.lab.compute import Outcome
+from fissile.lab.compute import TrialResult
 from fissile.lab.fidelity import (
     TARGETS,
     Reading,
@@ -54,7 +54,7 @@ def fits(tmp_path_factory):
             if trial.arm.alpha == 2 and trial.task.clauses != 8:
                 off *= 0.95
             measures = {name: off * value for name, value in published(trial).items()}
-            outcomes.append(Outcome(trial, measures, 1.0))
+            outcomes.append(TrialResult(trial, measures, 1.0))
         store.add(outcomes, MADE_BY)
         return compared(store, "quick")
 

@@ -9,7 +9,7 @@ import pytest
 
 from fissile.lab import run as running
 from fissile.lab.batching import Halt, Here, Lane, Lost, Pending, Recalled, Report, memory_of
-from fissile.lab.compute import Outcome
+from fissile.lab.compute import TrialResult
 from fissile.lab.run import RunFailed, Tally, Watcher, run
 from fissile.lab.store import Provenance, Store
 from fissile.lab.trial import Arm, Boolean, Contender, Features, Trial
@@ -26,7 +26,7 @@ def several(count, **changes):
 
 
 def pretended(works, device="cpu"):
-    return [Outcome(work, {"accuracy": 0.5}, 0.1) for work in works]
+    return [TrialResult(work, {"accuracy": 0.5}, 0.1) for work in works]
 
 
 # --- what is pending

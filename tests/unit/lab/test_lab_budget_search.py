@@ -16,7 +16,7 @@ from fissile.lab import budget_search as arena
 from fissile.lab.budget_methods import ABLATED, CONTENDERS, METHODS, OURS, SETTINGS
 from fissile.lab.budget_search import contest
 from fissile.lab.claims import Leads
-from fissile.lab.compute import Outcome, compute
+from fissile.lab.compute import TrialResult, compute
 from fissile.lab.report import _settings
 from fissile.lab.results import load
 from fissile.lab.run import batches, run
@@ -308,7 +308,7 @@ def test_one_trial_leads_nobody():
 def results_of(tmp_path, study, scale="smoke", **changes):
     """Every trial of a study, with invented numbers."""
     works = STUDIES[study].works(scale, None, changes)
-    outcomes = [Outcome(one, {"accuracy": 0.5, "nonzeros": 9.0}, 1.0) for one in works]
+    outcomes = [TrialResult(one, {"accuracy": 0.5, "nonzeros": 9.0}, 1.0) for one in works]
     here = Provenance.here("cpu")
     with Store(tmp_path) as store:
         store.add(outcomes, here)

@@ -7,11 +7,11 @@ import pytest
 from inventions import invented
 
 from fissile.lab.claims import WarmedUp
-from fissile.lab.compute import Outcome, compute
-from fissile.lab.converged import Plateau, limit, plateau, stopped
+from fissile.lab.compute import TrialResult, compute
 from fissile.lab.results import load
 from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.studies import CRITERION, STUDIES
+from fissile.lab.task import Plateau, limit, plateau, stopped
 from fissile.lab.trial import Arm, Boolean, Features, Images, Trial
 
 TASK = Boolean(clauses=3, train=256, test=128)
@@ -123,7 +123,7 @@ def test_some_converged_networks_prove_nothing_yet(tmp_path):
     study = STUDIES["capacity"]
     works, more = study.works("quick"), study.converged("quick")
     outcomes = [
-        Outcome(work, {"accuracy": 0.9, "warm": 0.9, "nonzeros": 9.0, "capacity": 1.0}, 1.0)
+        TrialResult(work, {"accuracy": 0.9, "warm": 0.9, "nonzeros": 9.0, "capacity": 1.0}, 1.0)
         for work in [*works, *more[:2]]
     ]
     with Store(tmp_path) as store:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fissile._common.errors import FissileError
 from fissile.lab import plan as module
 from fissile.lab.budget_search import contest
-from fissile.lab.compute import Outcome, compute
+from fissile.lab.compute import TrialResult, compute
 from fissile.lab.cost import process_bytes
 from fissile.lab.plan import Rate, calibrated, kind_of, plan, rates
 from fissile.lab.store import Provenance, Run, Store, Time
@@ -214,7 +214,7 @@ def _told(*words):
 
 
 def _stored(store, works, provenance=ABACUS):
-    store.add([Outcome(work, {"accuracy": 1.0}, 3.0 * work.cost) for work in works], provenance)
+    store.add([TrialResult(work, {"accuracy": 1.0}, 3.0 * work.cost) for work in works], provenance)
 
 
 def test_a_plan_past_this_machine_needs_no_data_and_says_what_it_does_not_know(tmp_path):

@@ -20,7 +20,7 @@ from stored import HERE, contents, filled, keys, outcome, outcomes, same
 
 import fissile
 from fissile import FileError
-from fissile.lab.compute import Outcome
+from fissile.lab.compute import TrialResult
 from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.trial import Arm, Sampling, Trial, from_spec
 
@@ -44,7 +44,7 @@ def test_what_goes_in_comes_out(shared, measures, shapes, seconds):
     trial = Trial(arm=Arm("clause", 4), number=next(numbers), pictures=True)
     arrays = {f"w{i}": torch.full(shape, torch.nan) for i, shape in enumerate(shapes)}
     with Store(path) as store:
-        store.add([Outcome(trial, measures, seconds, arrays)], HERE)
+        store.add([TrialResult(trial, measures, seconds, arrays)], HERE)
     with Store(path, create=False) as store:
         (row,) = store.rows([trial.key])
     assert (row.key, row.kind, row.seconds, row.provenance) == (trial.key, "network", seconds, HERE)
@@ -68,7 +68,7 @@ def test_the_database_holds_plain_json(tmp_path):
 def test_arrays_keep_their_type(tmp_path, dtype):
     with Store(tmp_path) as store:
         array = torch.eye(3).to(dtype).requires_grad_(dtype.is_floating_point)
-        store.add([Outcome(Sampling(), {}, 0.0, {"w": array})], HERE)
+        store.add([TrialResult(Sampling(), {}, 0.0, {"w": array})], HERE)
         (row,) = store.rows([Sampling().key])
         assert row.arrays["w"].dtype == array.detach().numpy().dtype
 

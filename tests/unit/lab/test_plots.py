@@ -18,9 +18,8 @@ from matplotlib.transforms import Bbox
 
 from fissile.lab.budget_methods import METHODS
 from fissile.lab.frame import cells, pick
-from fissile.lab.plots import draw, numbers
-from fissile.lab.plots import methods as method_looks
-from fissile.lab.plots.heat import written
+from fissile.lab.plots import draw, numbers, style
+from fissile.lab.plots.panels import written
 from fissile.lab.plots.style import look, wrapped
 from fissile.lab.stats import LEVEL, line
 from fissile.lab.studies import STUDIES
@@ -254,8 +253,8 @@ def test_methods_differ_without_colour_too_and_the_recipe_is_bold(name: str, dra
 
 
 def test_every_method_has_a_look_of_its_own() -> None:
-    assert set(method_looks.METHODS) | {"dense"} == set(METHODS)
-    assert len({one.label for one in method_looks.METHODS.values()}) == len(METHODS) - 1
+    assert set(style.METHODS) | {"dense"} == set(METHODS)
+    assert len({one.label for one in style.METHODS.values()}) == len(METHODS) - 1
 
 
 def test_a_logarithmic_axis_has_its_ticks_at_the_budgets(drawn) -> None:

@@ -16,7 +16,7 @@ import torch
 
 import fissile
 from fissile.lab import comparison_table, report
-from fissile.lab.compute import Outcome
+from fissile.lab.compute import TrialResult
 from fissile.lab.results import latest, load
 from fissile.lab.run import run
 from fissile.lab.store import Provenance, Run, Store
@@ -89,7 +89,7 @@ def invented(folder, name="capacity", value=lambda work: {}, works=None):
     store = Store(folder)
     usual = {"accuracy": 0.5, "nonzeros": 264.0, "capacity": 1.0, "diverged": 0.0}
     works = STUDIES[name].works("smoke")[:works]
-    store.add([Outcome(work, usual | value(work), seconds=0.5) for work in works], MADE_BY)
+    store.add([TrialResult(work, usual | value(work), seconds=0.5) for work in works], MADE_BY)
     store.note_run(Run(name, "smoke", None, {}, "fissile"))
     return store
 
@@ -286,7 +286,7 @@ def curved(tmp_path, changes=None):
     """Results of the study of times, with invented curves: 1 % in every epoch, 2 % in trial 1."""
     works = STUDIES["timing"].works("smoke", changes={"data": "generated", **(changes or {})})
     outcomes = [
-        Outcome(work, {"accuracy": 0.5, "nonzeros": 9.0}, 1.0, {"curve": torch.full(
+        TrialResult(work, {"accuracy": 0.5, "nonzeros": 9.0}, 1.0, {"curve": torch.full(
             (work.warm_up + work.fine_tune,), 0.01 * (1 + work.number))})
         for work in works
     ]  # fmt: skip

@@ -6,10 +6,28 @@ A check looks at a table of results (see :mod:`fissile.lab.frame`) and returns a
 it fails, it is not significant, or there is no data to judge it by.
 """
 
-from fissile.lab.claims.arms import Alike, Beats, Leads, Often, Together
-from fissile.lab.claims.numbers import Best, Equivalent, Near, Reaches, WarmedUp
-from fissile.lab.claims.trends import Explains, Flatter, Levels, Trend
-from fissile.lab.claims.verdict import Check, Claim, Status, Verdict
+from fissile.lab.claims.comparisons import (
+    Alike,
+    Beats,
+    Check,
+    Claim,
+    Leads,
+    Often,
+    Status,
+    Together,
+    Verdict,
+)
+from fissile.lab.claims.numbers import (
+    Best,
+    Equivalent,
+    Explains,
+    Flatter,
+    Levels,
+    Near,
+    Reaches,
+    Trend,
+    WarmedUp,
+)
 
 __all__ = [
     "Alike",

@@ -1,7 +1,6 @@
 """Figures fit for a paper, drawn from what a study declares and from the table of its trials."""
 
 from fissile.lab.plots.data import numbers
-from fissile.lab.plots.figure import draw
-from fissile.lab.plots.output import save
+from fissile.lab.plots.figure import draw, save
 
 __all__ = ["draw", "numbers", "save"]

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from fissile.lab.equivalence import ratios
 from fissile.lab.frame import cells, pick
-from fissile.lab.stats import Line, line, summary
+from fissile.lab.stats import Line, line, ratios, summary
 from fissile.lab.study import (
     Curves,
     Equivalence,

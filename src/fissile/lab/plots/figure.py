@@ -1,27 +1,46 @@
-"""A study's figure: its panels in rows, and one legend for all of them."""
+"""A study's figure: its panels in rows, one legend for all of them, and its files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from math import ceil, lcm
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fissile.lab.plots import curves, growth
+from fissile._common.errors import FileError
 from fissile.lab.plots.data import Pictures, points
-from fissile.lab.plots.heat import heats
-from fissile.lab.plots.legend import across_many, legend
-from fissile.lab.plots.matrices import matrices, pictured
+from fissile.lab.plots.panels import (
+    equivalence,
+    grown,
+    heats,
+    limits,
+    lines,
+    matrices,
+    pictured,
+    regression,
+    series,
+    starred,
+)
 from fissile.lab.plots.style import (
+    BASELINE,
     COLUMN,
     FULL,
     LETTERS,
     MANY,
+    METHODS,
+    STAR,
+    Look,
     alpha_of,
+    look,
     named,
+    role,
     styled,
     wrapped,
 )
+from fissile.lab.stats import LEVEL
 from fissile.lab.study import (
     Curves,
     Equivalence,
@@ -37,9 +56,10 @@ from fissile.lab.study import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from pandas import DataFrame
 
-__all__ = ["draw"]
+__all__ = ["draw", "legend", "save"]
 
 _HEIGHTS = {1: 2.3, 2: 1.9}  # inches of a row with so many panels; three and more need less
 _LEGEND = 0.35
@@ -152,15 +172,15 @@ def _draw_panel(spot: _Spot, letters: float) -> None:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "no data yet", transform=axes.transAxes, ha="center", va="center")
     elif isinstance(panel, Lines):
-        curves.lines(axes, panel, table)
+        lines(axes, panel, table)
     elif isinstance(panel, Regression):
-        curves.regression(axes, panel, table)
+        regression(axes, panel, table)
     elif isinstance(panel, Series):
-        curves.series(axes, panel, table)
+        series(axes, panel, table)
     elif isinstance(panel, Curves):
-        growth.grown(axes, table)
+        grown(axes, table)
     elif isinstance(panel, Equivalence):
-        growth.equivalence(axes, panel, table)
+        equivalence(axes, panel, table)
 
 
 def _level(row: Sequence[_Spot]) -> None:
@@ -170,9 +190,9 @@ def _level(row: Sequence[_Spot]) -> None:
         if isinstance(spot.panel, Lines) and len(spot.table):
             by_measure.setdefault(spot.panel.measure, []).append(spot)
     for measure, same in by_measure.items():
-        limits = curves.limits([(s.panel, s.table) for s in same if isinstance(s.panel, Lines)])
+        low_high = limits([(s.panel, s.table) for s in same if isinstance(s.panel, Lines)])
         for spot in same:
-            spot.axes.set_ylim(limits)
+            spot.axes.set_ylim(low_high)
             spot.axes.tick_params(labelleft=spot is same[0])
         same[0].axes.set_ylabel(named(measure, LETTERS), linespacing=1.0)
 
@@ -181,3 +201,127 @@ def _heats(spots: Sequence[_Spot]) -> None:
     warm = [(s.axes, s.panel, s.table) for s in spots if isinstance(s.panel, Heat) and len(s.table)]
     if warm:
         heats(warm)
+
+
+Shown = Sequence[tuple[Panel, "DataFrame"]]
+
+
+def legend(figure: Figure, shown: Shown) -> None:
+    """Explain, below the panels, the arms, the kinds of curves and the stars they show."""
+    arms = _arms(shown)
+    handles = [*_dense(shown), *_stars(shown), *map(_handle, arms), *_roles(shown)]
+    if not handles:
+        return
+    across = 2 if figure.get_figwidth() <= COLUMN else 5
+    # Six in three columns: dense and its stars, then each split with both its alphas.
+    columns = 3 if len(handles) > across > 2 else min(across, len(handles))
+    spacing, letters = 1.6, None
+    if len(handles) > MANY:
+        columns, spacing, letters = across_many(len(handles)), 1.2, 7
+    made = figure.legend(
+        handles=handles, loc="outside lower center", ncols=columns, frameon=False,
+        handlelength=2.6, columnspacing=spacing, borderpad=0.2, fontsize=letters,
+    )  # fmt: skip
+    bold = {one.label for one in arms if one.bold}
+    for text in made.get_texts():
+        if text.get_text() in bold:
+            text.set_fontweight("bold")
+
+
+def across_many(arms: int) -> int:
+    """Return the columns of a legend of many arms; what has very many has longer names."""
+    return 5 if arms <= 15 else 4
+
+
+def _handle(style: Look) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=style.label, **style.curve)
+
+
+def _dense(shown: Shown) -> Iterable[Line2D]:
+    """Yield the dense network, which is an arm, a baseline or both."""
+    from matplotlib.lines import Line2D
+
+    style = look("dense")
+    with_dense = [table for panel, table in shown if _of_arms(panel) or isinstance(panel, Curves)]
+    if any("dense" in set(table.get("arm", ())) for table in with_dense):
+        yield _handle(style)
+    elif any(getattr(panel, "baseline", None) is not None and len(table) for panel, table in shown):
+        yield Line2D([], [], label=style.label, **BASELINE)
+
+
+def _stars(shown: Shown) -> Iterable[Line2D]:
+    from matplotlib.lines import Line2D
+
+    if any(len(starred(panel, table)) for panel, table in shown if isinstance(panel, Lines)):
+        yield Line2D([], [], color="black", label=f"p < {LEVEL:g} against dense", **STAR)
+
+
+def _arms(shown: Shown) -> list[Look]:
+    """Return the looks of the split arms, split by split; methods as they are listed."""
+    found = {arm for panel, table in shown if _of_arms(panel) for arm in table["arm"]}
+    if not found.isdisjoint(METHODS):
+        return [look(arm) for arm in METHODS if arm in found]
+    ordered = sorted(found - {"dense"}, key=lambda arm: (arm.rpartition("-")[0], alpha_of(arm)))
+    return [look(arm) for arm in ordered]
+
+
+def _of_arms(panel: Panel) -> bool:
+    return isinstance(panel, Lines | Regression | Equivalence)
+
+
+def _roles(shown: Shown) -> list[Line2D]:
+    names = [
+        name for panel, table in shown if isinstance(panel, Series) for name in table["measure"]
+    ]
+    return [_handle(style) for style in dict.fromkeys(map(role, names))]
+
+
+_DPI = 300
+#: Formats, and what must not get into them: a file says the same whenever it is written.
+_FORMATS: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None},
+    "png": {"Software": None},
+}
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as SVG and PNG; files already there are replaced whole or not at all.
+
+    >>> save(draw(study, frame), Path("figures"), study.id)
+
+    The same figure always becomes the same bytes.
+    """
+    folder = Path(folder)
+    pages = {folder / f"{name}.{kind}": _rendered(figure, kind) for kind in _FORMATS}
+    beside = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in pages}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, data in pages.items():
+            beside[path].write_bytes(data)
+        for path, temporary in beside.items():
+            temporary.replace(path)
+    except OSError as error:
+        raise FileError(
+            f"could not write the figure {name!r} to {folder}: {error.strerror or error}; "
+            "make room there, or choose another folder"
+        ) from None
+    finally:
+        _remove(list(beside.values()))
+    return list(pages)
+
+
+def _rendered(figure: Figure, kind: str) -> bytes:
+    page = BytesIO()
+    with styled():
+        figure.savefig(page, format=kind, dpi=_DPI, metadata=_FORMATS[kind])
+    return page.getvalue()
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:  # the folder is no folder, or not ours: then nothing of ours is in it
+            return

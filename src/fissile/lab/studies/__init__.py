@@ -7,15 +7,11 @@ from dataclasses import replace
 
 from fissile._common.errors import FissileError
 from fissile.lab.claims import Claim, WarmedUp
-from fissile.lab.converged import WITHIN
-from fissile.lab.studies.circuits import CIRCUITS, CLUSTERED
-from fissile.lab.studies.codes import CODES
-from fissile.lab.studies.convolution import CNN_256, CNN_512
+from fissile.lab.studies.circuits import CIRCUITS, CLUSTERED, CODES
 from fissile.lab.studies.detail import COSINE_WIDTH, EQUIVALENCE, FEATURE_DEMAND, TIMING
 from fissile.lab.studies.embedding import EMBED_CLAUSES, EMBED_NEURONS
 from fissile.lab.studies.frontier import ABLATIONS, FRONTIER, FRONTIERS
-from fissile.lab.studies.interference import CAPACITY, COSINE, INTERFERENCE
-from fissile.lab.studies.real import CIFAR100, CLINC150, FASHIONMNIST, IMAGENET100
+from fissile.lab.studies.real import CIFAR100, CLINC150, CNN_256, CNN_512, FASHIONMNIST, IMAGENET100
 from fissile.lab.studies.sparsity import (
     DEEP,
     DROPCONNECT,
@@ -25,9 +21,10 @@ from fissile.lab.studies.sparsity import (
     SINGLE_MASK,
     STRUCTURED,
 )
-from fissile.lab.studies.superposition import SUPERPOSITION
+from fissile.lab.studies.superposition import CAPACITY, COSINE, INTERFERENCE, SUPERPOSITION
 from fissile.lab.studies.theory import THEORY
 from fissile.lab.study import Study
+from fissile.lab.task import WITHIN
 
 __all__ = ["CRITERION", "SEVERAL", "STUDIES", "find"]
 

@@ -1,0 +1,442 @@
+"""Panels of a figure: lines, regressions, series, training curves, heat-maps, first layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, isfinite, log2, log10
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fissile._common.random import seeded
+from fissile.lab.plots.data import fit
+from fissile.lab.plots.style import BASELINE, LETTERS, STAR, look, named, role
+from fissile.lab.stats import LEVEL, Line
+from fissile.lab.study import Equivalence, Heat, Lines, Matrices, Regression, Series
+from fissile.measure import gram, gram_clusters
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.gridspec import SubplotSpec
+    from pandas import DataFrame
+
+__all__ = [
+    "diverging",
+    "equivalence",
+    "grown",
+    "heats",
+    "limits",
+    "lines",
+    "matrices",
+    "pictured",
+    "regression",
+    "series",
+    "starred",
+    "ticks",
+]
+
+_BARS: dict[str, Any] = {"elinewidth": 0.7, "capsize": 1.6, "capthick": 0.7}
+_LABELS = 8  # more would crowd an axis
+_APART = 0.16  # inches from one label to the next, or they would touch
+
+
+# --- lines
+
+
+def lines(axes: Axes, panel: Lines, table: DataFrame) -> None:
+    """Draw the mean and the standard error of every arm, its stars, and the baseline."""
+    for arm in panel.arms:
+        one = table[table["arm"] == arm]
+        if len(one):
+            x, y = one[panel.along], one["mean"]
+            axes.errorbar(x, y, one["error"], label=arm, **look(arm).curve, **_BARS)
+    if panel.baseline is not None:
+        axes.axhline(panel.baseline, zorder=1, label="baseline", **BASELINE)
+    for at, cell in starred(panel, table).groupby(panel.along):
+        top = _above(panel, table, at)
+        # The star of the upper arm is the upper one, which says in grey whose it is.
+        for height, arm in enumerate(cell.sort_values("mean")["arm"]):
+            _star(axes, float(at), top, height, arm)
+    _along(axes, panel.along, table[panel.along], log=panel.log)
+
+
+def _above(panel: Lines, table: DataFrame, at: float) -> float:
+    """Return the height above which nothing is drawn at a place along the axis."""
+    tops = table["mean"] + table["error"].fillna(0)
+    top = float(tops[table[panel.along] == at].max())
+    room = 0.25 * (tops.max() - table["mean"].min())  # about what two stars take
+    line = panel.baseline
+    return line if line is not None and top < line < top + room else top
+
+
+def starred(panel: Lines, table: DataFrame) -> DataFrame:
+    """Return the cells that get a star: significantly away from dense, of an arm to be starred."""
+    return table[table["arm"].isin(list(panel.stars)) & (table["p"] < LEVEL)]
+
+
+def _star(axes: Axes, x: float, y: float, height: int, arm: str) -> None:
+    from matplotlib.transforms import ScaledTranslation
+
+    up = ScaledTranslation(0, (5.5 + 5.5 * height) / 72, axes.figure.dpi_scale_trans)
+    place = axes.transData + up
+    axes.plot(x, y, color=look(arm).colour, transform=place, gid=f"star {arm}", **STAR)
+
+
+def limits(shown: Sequence[tuple[Lines, DataFrame]]) -> tuple[float, float]:
+    """Return the range of y that panels with a common axis need, with room for their stars."""
+    seen = [panel.baseline for panel, _ in shown if panel.baseline is not None]
+    for _, table in shown:
+        error = table["error"].fillna(0)
+        seen += [*(table["mean"] - error), *(table["mean"] + error)]
+    stars = any(len(starred(panel, table)) for panel, table in shown)
+    low = min(_lowest(shown), default=min(seen))
+    return _roomy(low, max(seen), 0.24 if stars else 0.07)
+
+
+def _lowest(shown: Sequence[tuple[Lines, DataFrame]]) -> list[float]:
+    """Return where each panel that names an arm to begin with begins: no arm is hidden wholly."""
+    found = []
+    for panel, table in shown:
+        own = table.loc[table["arm"] == panel.above, "mean"]
+        if len(own):
+            found.append(float(min(own.min(), table.groupby("arm")["mean"].max().min())))
+    return found
+
+
+def _roomy(low: float, high: float, above: float) -> tuple[float, float]:
+    span = (high - low) or abs(high) or 1.0
+    return low - 0.07 * span, high + above * span
+
+
+# --- regressions
+
+
+def regression(axes: Axes, panel: Regression, table: DataFrame) -> None:
+    """Draw the cells' means, the line through those of each arm, and its R² above them."""
+    fits = {arm: fit(table, arm) for arm in panel.arms if (table["arm"] == arm).any()}
+    for place, (arm, found) in enumerate(fits.items()):
+        one, style = table[table["arm"] == arm], look(arm)
+        axes.plot(one["x"], one["y"], label=arm, alpha=0.9, **style.points)
+        ends = np.array([one["x"].min(), one["x"].max()])
+        if np.isfinite(found.slope):
+            height = found.intercept + found.slope * ends
+            axes.plot(ends, height, color=style.colour, linestyle=style.line, gid=f"fit {arm}")
+        _explained(axes, found, arm, place)
+    rows = ceil(len(fits) / 2)
+    axes.set_ylim(_roomy(table["y"].min(), table["y"].max(), 0.08 + 0.14 * rows))
+    axes.set(xlabel=named(panel.x), ylabel=named(panel.y, LETTERS))
+
+
+def _explained(axes: Axes, found: Line, arm: str, place: int) -> None:
+    """Write an arm's R² beside its marker, two in a row, from the top."""
+    if found.count < 3 or not np.isfinite(found.r2):  # two points are on a line, whatever they say
+        return
+    x, y = 0.05 + 0.5 * (place % 2), 0.95 - 0.11 * (place // 2)
+    axes.plot(x, y, transform=axes.transAxes, **look(arm).points)
+    text = f"R² = {found.r2:.2f}"
+    axes.text(x + 0.05, y, text, transform=axes.transAxes, va="center_baseline", fontsize=7)
+
+
+# --- series
+
+
+def series(axes: Axes, panel: Series, table: DataFrame) -> None:
+    """Draw closed forms as lines and what was simulated as markers with errors over trials."""
+    for name in panel.measures:
+        one, style = table[table["measure"] == name], role(name)
+        # No probability and no count is below zero: what a bound says there is zero.
+        x, y = one[panel.along], one["mean"].clip(lower=0)
+        if style.marker:
+            axes.errorbar(x, y, one["error"], label=name, zorder=3, **style.curve, **_BARS)
+        else:
+            # A single place makes no line, but it can be seen.
+            seen = {"marker": "_", "markersize": 9.0} if len(one) == 1 else {}
+            axes.plot(x, y, label=name, **style.curve | seen)
+    if panel.log and (table["mean"] > 0).any():
+        _logarithmic(axes)
+    axes.set_ylabel(named(panel.measures[0], LETTERS))
+    _along(axes, panel.along, table[panel.along], doubling=True)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Make the upper axis logarithmic, with plain numbers: few panels span whole decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    between = (1, 2, 3, 4, 5, 6, 8) if high < 10 * low else (1, 2, 5) if high < 1e3 * low else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=between))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+# --- the axis below
+
+
+def _along(
+    axes: Axes, name: str, values: Sequence[float], *, doubling: bool = False, log: bool = False
+) -> None:
+    """Name the axis and put a tick at every value there is, a label where there is room."""
+    found = sorted({float(value) for value in values})
+    places = found
+    if log:
+        axes.set_xscale("log")
+        axes.xaxis.minorticks_off()
+        places = [log10(value) for value in found]
+    elif doubling and found[0] > 0 and len({high / low for low, high in pairwise(found)}) == 1:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.minorticks_off()
+        places = [log2(value) for value in found]
+    kept = ticks(found, places, axes.bbox.width / axes.figure.dpi)
+    axes.set_xticks(found, [_written(value) if value in kept else "" for value in found])
+    axes.set_xlabel(named(name))
+
+
+def _written(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:g}"
+
+
+def ticks(values: Sequence[float], places: Sequence[float], inches: float) -> list[float]:
+    """Return the values to label, first and last among them, far enough apart to be read.
+
+    >>> ticks([4, 6, 8, 32], [4, 6, 8, 32], inches=1.5)
+    [4, 8, 32]
+    """
+    span = places[-1] - places[0]
+    gap = span / (_LABELS - 0.5) if len(values) > _LABELS else span * _APART / inches
+    kept = [0]
+    for number, place in enumerate(places):
+        if place - places[kept[-1]] >= gap:
+            kept.append(number)
+    if len(kept) > 1:
+        kept[-1] = len(values) - 1
+    return [values[number] for number in kept]
+
+
+def grown(axes: Axes, table: DataFrame) -> None:
+    """Draw the test accuracy over the epochs: dense, and a curve for every time of the split."""
+    from matplotlib import colormaps
+
+    dense, split = table[table["arm"] == "dense"], table[table["arm"] != "dense"]
+    times = sorted(split["warm_up"].unique())
+    colours = colormaps["viridis"]
+    for place, time in enumerate(times):
+        one = split[split["warm_up"] == time]
+        colour = colours(0.95 * place / max(1, len(times) - 1))
+        _band(axes, one, color=colour, label=f"{time:g}", gid=f"split after {time:g}")
+    if len(dense):
+        style = look("dense")
+        _band(axes, dense, color=style.colour, linestyle=style.line, label=None, gid="dense")
+    if times:
+        axes.legend(
+            title="split after epoch", ncols=3, fontsize=6, title_fontsize=6, frameon=False,
+            handlelength=1.2, columnspacing=0.8, labelspacing=0.25, loc="lower right",
+        )  # fmt: skip
+    # The first epochs climb from nothing; what tells the curves apart is above.
+    late = table[table["epoch"] > table["epoch"].max() / 10]
+    low, high = late["mean"].min(), late["mean"].max()
+    span = (high - low) or 1.0
+    axes.set_ylim(low - 0.35 * span, high + 0.06 * span)
+    axes.set(xlabel=named("epoch"), ylabel=named("accuracy", LETTERS))
+
+
+def _band(axes: Axes, one: DataFrame, **style: Any) -> None:
+    """Draw a mean and, behind it, its standard error."""
+    axes.plot(one["epoch"], one["mean"], linewidth=0.9, **style)
+    low, high = one["mean"] - one["error"], one["mean"] + one["error"]
+    axes.fill_between(one["epoch"], low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def equivalence(axes: Axes, panel: Equivalence, table: DataFrame) -> None:
+    """Draw accuracy over weights, and above each expanded network its multiple."""
+    for arm in ("dense", panel.arm):
+        one = table[table["arm"] == arm].sort_values("nonzeros")
+        axes.errorbar(one["nonzeros"], one["mean"], one["error"], capsize=1.6, **look(arm).curve)
+    for row in table[table["arm"] == panel.arm].to_dict("records"):
+        if isfinite(row["ratio"]):
+            axes.annotate(
+                f"{row['ratio']:.1f}×", (row["nonzeros"], row["mean"]), (0, 4),
+                textcoords="offset points", ha="center", fontsize=6,
+            )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set(xlabel=named("nonzeros"), ylabel=named("accuracy", LETTERS))
+    axes.margins(y=0.1)
+
+
+# ColorBrewer's red and blue, which differ for every kind of colour blindness; white at zero.
+_COLOURS = (
+    "#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#ffffff",
+    "#fddbc7", "#f4a582", "#d6604d", "#b2182b", "#67001f",
+)  # fmt: skip
+
+
+def diverging() -> Colormap:
+    """Return the colours of everything that has a sign: blue, white at zero, red."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("diverging", _COLOURS)
+
+
+def heats(warm: Sequence[tuple[Axes, Heat, DataFrame]]) -> None:
+    """Draw heat-maps with one scale of colours, and one bar that explains it."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    values = np.concatenate([table["mean"].to_numpy(float) for _, _, table in warm])
+    if warm[0][1].measure == "improvement":
+        # Equal limits on both sides put zero at white, and one scale makes the maps comparable.
+        limit = float(np.abs(values).max()) or 1.0
+        scale, colours = Normalize(-limit, limit), diverging()
+    else:
+        scale, colours = Normalize(values.min(), values.max()), colormaps["Blues"]
+    for axes, panel, table in warm:
+        _heat(axes, panel, table, scale, colours)
+    every = [axes for axes, _, _ in warm]
+    bar = every[0].figure.colorbar(
+        ScalarMappable(scale, colours),
+        ax=every,
+        label=named(warm[0][1].measure),
+        location="bottom",
+        shrink=0.5,
+        aspect=40,
+    )
+    bar.outline.set_visible(False)
+
+
+def _heat(axes: Axes, panel: Heat, table: DataFrame, scale: Normalize, colours: Colormap) -> None:
+    grid = table.pivot(index=panel.down, columns=panel.across, values="mean")
+    axes.imshow(
+        grid.to_numpy(float), cmap=colours, norm=scale, origin="lower", aspect="auto",
+        interpolation="nearest",
+    )  # fmt: skip
+    axes.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns])
+    axes.set_yticks(range(len(grid.index)), [f"{value:g}" for value in grid.index])
+    axes.tick_params(length=0)
+    axes.set_facecolor("0.85")  # a cell without a number is not a zero
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(named(panel.across))
+    place = axes.get_subplotspec()
+    if place is None or place.is_first_col():
+        axes.set_ylabel(named(panel.down))
+    for (row, column), value in np.ndenumerate(grid.to_numpy(float)):
+        if np.isfinite(value):
+            # Dark cells are at both ends of a scale with a sign, and at one of the other.
+            red, green, blue, _ = colours(scale(value))
+            ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.45 else "white"
+            axes.text(column, row, written(value), color=ink, ha="center", va="center", fontsize=7)
+
+
+def written(value: float) -> str:
+    """Return a value as its cell shows it: one decimal, a true minus, and never minus zero."""
+    return f"{round(value, 1) + 0.0:.1f}".replace("-", "−")
+
+
+Array = NDArray[Any]
+
+_TITLES = {
+    "gram": "Gram matrix $W_1^{\\top} W_1$",
+    "clustered": "Gram matrix by cluster",
+    "w1": "First layer $W_1$",
+}
+_ACROSS = 4.1  # how many squares are as wide as the page
+_LINE: dict[str, Any] = {"color": "black", "linewidth": 0.4}
+_POINTS = (190, 90)  # about the size of a picture of a first layer: crosses must fit its cells
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """A matrix, and before which columns, and before which rows, a new group begins."""
+
+    values: Array
+    columns: Sequence[int]
+    rows: Sequence[int]
+
+
+def pictured(panel: Matrices, pictures: Mapping[str, Array]) -> list[str]:
+    """Return the arms that there is something to show of."""
+    return [arm for arm in panel.arms if arm in pictures and np.isfinite(pictures[arm]).any()]
+
+
+def matrices(place: SubplotSpec, panel: Matrices, pictures: Mapping[str, Array]) -> None:
+    """Draw the matrices of every arm, each column with one scale of colours for all arms."""
+    arms = pictured(panel, pictures)
+    widths = [_ACROSS - len(panel.shows) + 1 if show == "w1" else 1 for show in panel.shows]
+    axes = place.subgridspec(len(arms), len(widths), width_ratios=widths).subplots(squeeze=False)
+    parents = len(pictures["dense"]) if "dense" in pictures else 0
+    for column, show, wide in zip(axes.T, panel.shows, widths, strict=True):
+        _column(column, [_picture(show, pictures[arm], panel.size, parents) for arm in arms], wide)
+        column[0].set_title(_TITLES[show])
+        column[-1].set_xlabel("Literals by cluster" if show == "clustered" else "Literal")
+        for one in column:
+            if show == "clustered":  # the places there are not the literals' numbers
+                one.set(xticks=[], yticks=[])
+            elif show == "w1":
+                one.set_ylabel("Neuron")
+    axes[-1, 0].figure.align_xlabels(axes[-1])
+    for row, arm in zip(axes, arms, strict=True):
+        row[0].set_ylabel(look(arm).label)
+
+
+def _picture(show: str, weight: Array, size: int, parents: int) -> _Picture:
+    known = torch.from_numpy(np.nan_to_num(weight.astype(np.float64)))
+    inputs = weight.shape[1]
+    clauses = range(size, inputs, size)
+    if show == "w1":
+        siblings = len(weight) // parents if parents else 1
+        families = range(siblings, len(weight), siblings) if siblings > 1 else ()
+        return _Picture(weight, clauses, families)
+    values = gram(known).numpy()
+    if show == "gram":
+        return _Picture(values, clauses, clauses)
+    # The draw that measured the recovery of clauses in trial 0, and so the same clusters.
+    order, edges = _in_blocks(gram_clusters(known, max(inputs // size, 1), seeded(0)).numpy())
+    return _Picture(values[np.ix_(order, order)], edges, edges)
+
+
+def _in_blocks(labels: Array) -> tuple[Array, list[int]]:
+    """Return the inputs cluster by cluster, in the order they come in, and where one begins."""
+    middle = {label: np.flatnonzero(labels == label).mean() for label in np.unique(labels)}
+    clusters = sorted(middle, key=lambda label: middle[label])
+    blocks = [np.flatnonzero(labels == label) for label in clusters]
+    return np.concatenate(blocks), np.cumsum([len(block) for block in blocks])[:-1].tolist()
+
+
+def _column(column: Sequence[Axes], pictures: Sequence[_Picture], wide: float) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    # A single giant weight must not pale all the others.
+    every = np.concatenate([one.values[np.isfinite(one.values)] for one in pictures])
+    limit = float(np.quantile(np.abs(every), 0.99)) or 1.0
+    for axes, one in zip(column, pictures, strict=True):
+        image = axes.imshow(
+            one.values, cmap=diverging(), vmin=-limit, vmax=limit, aspect="auto",
+            interpolation="nearest",
+        )  # fmt: skip
+        rows, columns = one.values.shape
+        axes.vlines(np.array(one.columns) - 0.5, -0.5, rows - 0.5, **_LINE)
+        axes.hlines(np.array(one.rows) - 0.5, -0.5, columns - 0.5, **_LINE)
+        _crosses(axes, one.values)
+        axes.spines[:].set_visible(True)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    figure = column[0].figure
+    bar = figure.colorbar(
+        image, ax=list(column), location="bottom", extend="both", extendfrac=0.04,
+        fraction=0.025, pad=0.02, aspect=20 * wide, ticks=MaxNLocator(4, symmetric=True),
+    )  # fmt: skip
+    bar.outline.set_linewidth(0.4)
+
+
+def _crosses(axes: Axes, values: Array) -> None:
+    """Mark the weights that do not exist."""
+    rows, columns = np.nonzero(np.isnan(values))
+    cell = min(_POINTS[0] / values.shape[1], _POINTS[1] / values.shape[0])
+    axes.scatter(
+        columns, rows, s=(0.5 * cell) ** 2, c="black", marker="x", linewidths=min(0.7, cell / 8)
+    )
