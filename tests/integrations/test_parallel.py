@@ -5,10 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch import nn
-
-import fissile
-from fissile.integrations.parallel import check_same
 
 WORKERS = Path(__file__).parent / "workers"
 WEIGHTS = 12 * 10 + 10 * 7 + 7 * 3
@@ -79,10 +75,6 @@ def test_fully_shard_around_an_expanded_model(ranks):
     first, second = (rank["fsdp_expanded_before"]["sharded"] for rank in ranks)
     # Seven parents on two ranks: each holds a part of the rows and no more.
     assert [first[1], second[1]] == [[4, 10], [3, 10]]
-
-
-def test_without_processes_there_is_nothing_to_compare():
-    check_same(fissile.expand(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), 2))
 
 
 def test_lightning_expands_under_ddp(tmp_path):

@@ -1,21 +1,25 @@
-"""An expansion that lies ahead, in the middle of a run: what the callbacks have in common."""
+"""An expansion in the middle of a run: what the callbacks of all trainers share."""
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fissile._common.errors import FissileError, whole
+from fissile._common.shapes import Bool
 from fissile.discovery.search import discover
-from fissile.expansion.budget import Budget, check_budget
+from fissile.expansion.budget import Budget, check_budget, nonzeros
 from fissile.expansion.expand import Where, choose, expand
 from fissile.expansion.pattern import check_alpha
 from fissile.expansion.split import Split, resolve_split
+from fissile.expansion.structure import pairs_in
+from fissile.layers import SparseLayer
 
-__all__ = ["Ahead", "check_places"]
+__all__ = ["ScheduledExpansion", "check_places", "describe"]
 
 
-class Ahead:
+class ScheduledExpansion:
     """When to expand, and how; a callback is this and its library's own base class."""
 
     def __init__(
@@ -66,3 +70,35 @@ def check_places(model: nn.Module, alpha: int, where: Where | None) -> None:
             check_alpha(alpha, place.inputs)
         except FissileError as error:
             raise FissileError(f"layer {place.name!r}: {error}") from None
+
+
+def describe(model: nn.Module) -> dict[str, float]:
+    """Return the numbers of a model's expansion that are worth logging.
+
+    >>> describe(fissile.expand(fissile.MLP([32, 8, 1]), 2))
+    {'nonzeros': 264, 'neurons': 16, 'dead': 0.0, 'density/layers.0': ..., 'density/layers.2': ...}
+
+    ``dead`` is the share of children without inputs or without outputs. It and ``neurons`` are left
+    out where layers were placed by hand and do not know their pairs.
+    """
+    numbers: dict[str, float] = {"nonzeros": nonzeros(model).weights}
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, SparseLayer)}
+    alive = [
+        _alive([layers[name] for name in pair.firsts], layers[pair.second])
+        for pair in pairs_in(model) or ()
+    ]
+    if alive:
+        children = torch.cat(alive)
+        numbers["neurons"] = children.numel()
+        numbers["dead"] = 1 - int(children.sum()) / children.numel()
+    for name, layer in layers.items():
+        numbers[f"density/{name or '(model)'}"] = layer.nonzeros() / layer.pattern().numel()
+    return numbers
+
+
+def _alive(firsts: list[SparseLayer], second: SparseLayer) -> Bool[Tensor, " children"]:
+    """Mark the children that have an input through one of the firsts, and an output."""
+    children = second.inputs  # a layer that makes gate and up in one has two rows for each
+    inputs = [first.pattern().flatten(1).any(1).view(-1, children) for first in firsts]
+    outputs = second.pattern().transpose(0, 1).flatten(1).any(1)
+    return (torch.cat(inputs).any(0) & outputs).cpu()

@@ -7,16 +7,340 @@
 ``from_pretrained`` loads such a folder wherever this module was imported. For people without
 fissile save the model written out: ``fissile.to_dense(wide).save_pretrained("plain")``.
 
+transformers lets a registered quantizer replace the layers of an empty model before its weights are
+loaded. An expanded model needs just that, so its recipe sits in ``config.json`` where a quantizer's
+settings would. Nothing is quantised, and once loaded the model is one like any other.
+
 A model made anew from an expanded one's config is dense and as wide as the children, and its config
 still says that it was expanded: ``del model.config.quantization_config`` before saving it.
 """
 
-from fissile._common.errors import needs
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
+
+from fissile._common.errors import FileError, FissileError, needs
+from fissile.discovery.module_checks import is_layer
+from fissile.expansion.optimizer import check_optimizer
+from fissile.expansion.structure import METHOD, note, rebuild, renamed
+from fissile.integrations.scheduled_expansion import ScheduledExpansion, check_places, describe
+from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 
 needs("transformers", "transformers")
 needs("accelerate", "transformers")
 
-import fissile.integrations.hf_files  # noqa: E402, F401 (registers what loads expanded models)
-from fissile.integrations.hf_trainer import ExpandAt  # noqa: E402
+from transformers import (  # noqa: E402
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.quantizers.auto import (  # noqa: E402
+    register_quantization_config,
+    register_quantizer,
+)
+from transformers.quantizers.base import HfQuantizer  # noqa: E402
+from transformers.utils.quantization_config import QuantizationConfigMixin  # noqa: E402
 
 __all__ = ["ExpandAt"]
+
+_LOGGED = ("nonzeros", "neurons", "dead")
+#: What only expanded layers have in a file.
+_STRUCTURE = ("owner", "mask", "degree")
+_ALIGNED = 64  # bytes, as torch allocates
+
+
+# --- the split inside a run
+
+
+class ExpandAt(ScheduledExpansion, TrainerCallback):
+    """Expand the model at the start of an epoch, or before a step, and let training go on.
+
+    >>> trainer = Trainer(bert, args, train_dataset=data, callbacks=[ExpandAt(2, epoch=3)])
+    >>> trainer.train()
+
+    Optimizer and schedule continue. ``state.log_history`` records ``fissile/nonzeros`` and
+    ``fissile/neurons``. The callbacks that come after this one hear of them with the next log; the
+    Trainer puts those of ``report_to`` before it. For TensorBoard, and W&B alike:
+
+    >>> args = TrainingArguments("out", report_to="none")
+    >>> Trainer(bert, args, callbacks=[ExpandAt(2, epoch=3), TensorBoardCallback()])
+
+    A checkpoint from before the split resumes as usual; for one from after it load the model first,
+    and give the Trainer the same callback, which will not expand it again:
+
+    >>> wide = AutoModelForSequenceClassification.from_pretrained("out/checkpoint-500")
+    >>> Trainer(wide, args, train_dataset=data, callbacks=[ExpandAt(2, epoch=3)]).train(
+    ...     resume_from_checkpoint="out/checkpoint-500"
+    ... )
+
+    With ``load_best_model_at_end`` the best model is the best after the split.
+
+    Args:
+        alpha: children per neuron.
+        epoch: before which epoch to split, counted from 0, so also: after how many. Data without a
+            length has no epochs to count; give ``step``.
+        step: before which optimizer step to split, counted the same way.
+        split: as in :func:`fissile.expand`, and so are ``where``, ``seed`` and ``budget``.
+    """
+
+    _done = False
+    _news: Mapping[str, float] = {}
+    _watch: RemovableHandle | None = None
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Wait for a checkpoint: the Trainer loads one before it says that training begins."""
+        self._watch = given["model"].register_load_state_dict_pre_hook(_check_checkpoint)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Refuse what could only fail later; see whether the split is behind us already."""
+        if self._watch is not None:
+            self._watch.remove()
+        if self.epoch is not None:
+            _check_counted(given["train_dataloader"])
+        past, expanded = self._is_past(state), _is_expanded(given["model"])
+        if expanded and not past:
+            raise FissileError(
+                f"the model is expanded already, and {self._when()} is still to come; take "
+                "ExpandAt out of the callbacks or start from the dense model"
+            )
+        if past and not expanded:
+            raise FissileError(
+                f"{self._when()} is over in this checkpoint, but the model is not expanded; load "
+                "the model with from_pretrained from the checkpoint, or split later"
+            )
+        if not past:
+            _check_alone(args)
+            self._check_end(state)
+            check_places(given["model"], self.alpha, self.where)
+            _check_carried(given["optimizer"], given["model"])
+        self._done = past
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Split if this is the epoch."""
+        if self.epoch is not None and not self._done and (state.epoch or 0) >= self.epoch:
+            self._split_now(state, given["model"], given["optimizer"])
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Split if this is the step."""
+        if self.step is not None and not self._done and state.global_step >= self.step:
+            self._split_now(state, given["model"], given["optimizer"])
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Tell the callbacks after this one, such as the progress bar, what the split did."""
+        given["logs"].update(self._news)
+        self._news = {}
+
+    def _split_now(self, state: TrainerState, model: nn.Module, optimizer: Optimizer) -> None:
+        self._expand(model, optimizer)
+        self._done = True
+        # The best checkpoint so far is of another shape: the Trainer could not load it at the end.
+        state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+        self._news = _numbers(model)
+        now = {"epoch": state.epoch or 0, "step": state.global_step}
+        state.log_history.append({**self._news, **now})
+
+    def _is_past(self, state: TrainerState) -> bool:
+        if self.step is not None:
+            return state.global_step > self.step
+        assert self.epoch is not None
+        return (state.epoch or 0) > self.epoch
+
+    def _check_end(self, state: TrainerState) -> None:
+        if self.step is not None:
+            too_late = self.step >= state.max_steps
+        else:
+            assert self.epoch is not None
+            too_late = self.epoch >= state.num_train_epochs
+        if too_late:
+            raise FissileError(
+                f"training ends before {self._when()} begins ({state.max_steps} steps in "
+                f"{state.num_train_epochs} epochs); split earlier"
+            )
+
+
+def _check_alone(args: TrainingArguments) -> None:
+    """Refuse a wrapped model: what wraps it would go on with the old parameters."""
+    if args.world_size > 1 or args.n_gpu > 1 or args.fsdp or args.deepspeed:
+        raise FissileError(
+            "ExpandAt cannot expand a model that was wrapped for several processes or devices; "
+            "train to the split in one process, or call fissile.expand before making the Trainer"
+        )
+
+
+def _check_counted(loader: DataLoader[Any]) -> None:
+    """Refuse data without a length, of which the Trainer takes the whole run for one epoch."""
+    try:
+        len(loader)
+    except TypeError:
+        raise FissileError(
+            "the training data has no length, so the Trainer does not count epochs; give "
+            "ExpandAt(step=...) instead"
+        ) from None
+
+
+def _check_checkpoint(
+    model: nn.Module, state_dict: Mapping[str, Tensor], prefix: str, *_: Any
+) -> None:
+    """Say in a sentence what torch says of every tensor, when model and checkpoint do not fit."""
+    for name, layer in model.named_modules():
+        key = f"{prefix}{name}."
+        if isinstance(layer, SparseLayer):
+            fits = state_dict.get(f"{key}weight", layer.weight).shape == layer.weight.shape
+        else:
+            fits = not (is_layer(layer) and any(key + own in state_dict for own in _STRUCTURE))
+        if not fits:
+            raise FissileError(
+                "the checkpoint is from the other side of the split than the model; load the model "
+                "with from_pretrained from the checkpoint and make the Trainer with that"
+            )
+
+
+def _is_expanded(model: nn.Module) -> bool:
+    return any(isinstance(module, SparseLayer) for module in model.modules())
+
+
+def _check_carried(optimizer: Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer now rather than in the middle of the run."""
+    try:
+        check_optimizer(optimizer, model)
+    except FissileError as error:
+        reason = str(error).partition(";")[0]
+        raise FissileError(f"{reason}; choose another optim= in the TrainingArguments") from None
+
+
+def _numbers(model: nn.Module) -> dict[str, float]:
+    found = describe(model)
+    return {f"fissile/{name}": found[name] for name in _LOGGED if name in found}
+
+
+# --- files
+
+
+@register_quantization_config(METHOD)
+class ExpandedConfig(QuantizationConfigMixin):
+    """The recipe as transformers hands it over from ``config.json``."""
+
+    def __init__(self, recipe: Any = None, **_: Any) -> None:
+        self.quant_method = METHOD  # type: ignore[assignment]  # their enumeration is closed
+        self.recipe = recipe
+
+
+@register_quantizer(METHOD)
+class ExpandedLoader(HfQuantizer):
+    """Gives an empty model its expanded layers before the weights are loaded, and checks them."""
+
+    quantization_config: ExpandedConfig
+
+    def is_serializable(self) -> bool:
+        """Tell transformers that what was loaded can be saved."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Tell transformers that what was loaded can be trained."""
+        return True
+
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, checkpoint_files: Sequence[str] | None = None, **_: Any
+    ) -> None:
+        if any(not str(file).endswith(".safetensors") for file in checkpoint_files or ()):
+            raise FileError(
+                "an expanded model is read from safetensors files only; save it again with "
+                "save_pretrained"
+            )
+        try:
+            rebuild(model, _recipe_for(model, self.quantization_config.recipe))
+        except FileError as error:
+            raise FileError(f"config.json: {error}") from None
+        except (LookupError, RuntimeError, TypeError) as error:
+            raise FileError(f"config.json: the recipe does not fit the model: {error}") from None
+        self._empty = {key: (value.shape, value.dtype) for key, value in model.state_dict().items()}
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
+        self._check(model)
+        for parameter in model.parameters():
+            _align(parameter)
+        # From here on it trains, casts and saves like any other model, without this class.
+        self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
+        note(model)
+
+    def _check(self, model: PreTrainedModel) -> None:
+        """Check what transformers takes on trust where layers were replaced."""
+        for key, value in model.state_dict().items():
+            shape, dtype = self._empty[key]
+            if value.shape != shape:
+                raise FileError(
+                    f"the tensor {key!r} has shape {tuple(value.shape)} in the file, the model "
+                    f"needs {tuple(shape)}"
+                )
+            if not dtype.is_floating_point and value.dtype != dtype:
+                raise FileError(f"the tensor {key!r} is {value.dtype} in the file, not {dtype}")
+        for name, layer in model.named_modules():
+            if isinstance(layer, SparseLayer):
+                _check_layer(name, layer)
+
+
+def _recipe_for(model: PreTrainedModel, recipe: Any) -> Any:
+    """Name a recipe's modules as this model does.
+
+    What was saved with one head may come back with another or with none: names gain or lose the
+    prefix of the body, and what the model does not have is left out, as transformers does with
+    tensors.
+    """
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("layers"), dict):
+        raise FileError("the recipe is damaged: it names no layers")
+    names = {name for name, _ in model.named_modules()}
+    prefix = f"{model.base_model_prefix}."
+
+    def own(name: str) -> str | None:
+        forms = (name, name.removeprefix(prefix), prefix + name)
+        return next((form for form in forms if form in names), None)
+
+    found = renamed(recipe, own)
+    if not found["layers"]:
+        raise FileError("the recipe expands no layer that the model has")
+    return found
+
+
+def _check_layer(name: str, layer: SparseLayer) -> None:
+    """Refuse a layer that is not wholly from the file, or whose numbers no expansion makes."""
+    own = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
+    here = {key: tensor for key, tensor in own if not tensor.is_meta}  # the others are offloaded
+    for key, tensor in here.items():
+        if not getattr(tensor, "_is_hf_initialized", False):  # transformers marks what it loads
+            raise FileError(f"the tensor '{name}.{key}' is missing in the file")
+    if isinstance(layer, Partitioned) and "owner" in here:
+        _check_range(f"{name}.owner", layer.owner, REMOVED, layer.alpha - 1)
+    if isinstance(layer, DropConnectLinear) and "degree" in here:
+        _check_range(f"{name}.degree", layer.degree, 0, layer.in_features)
+
+
+def _check_range(key: str, tensor: Tensor, least: int, most: int) -> None:
+    if bool(((tensor < least) | (tensor > most)).any()):
+        raise FileError(f"the tensor {key!r} holds numbers outside {least} .. {most}")
+
+
+def _align(parameter: Tensor) -> None:
+    """Copy a tensor that lies askew in the file's buffer: it would round a little differently."""
+    if parameter.is_cpu and parameter.data_ptr() % _ALIGNED:
+        with torch.no_grad():
+            parameter.data = parameter.data.clone()
