@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|models|rllib)/' .venv/lib >/dev/null || true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test suite lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
+.PHONY: demo test quick suite lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -14,6 +14,10 @@ demo: .venv/demo.stamp
 
 test: .venv/test.stamp
 	@$(MAKE) --no-print-directory --jobs 2 suite lint
+
+# The fast tests, for the loop while editing (under a minute).
+quick: .venv/test.stamp
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" tests/unit
 
 suite: .venv/test.stamp
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from about import made
 
-from fissile.lab.ray import cluster
-from fissile.lab.ray.connect import connected
+from fissile.lab.ray import cluster, connected
 from fissile.lab.run import run
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES

@@ -63,17 +63,12 @@ def make_networks(models, count):
 
 
 def launcher(networks, parts, epochs=1):
-    """Return a function that launches the kernel with some settings, and its outcome."""
+    """Return a function that launches the kernel with some settings and returns its curves."""
     count = len(networks.w1)
     seeds = torch.arange(count)
     keys = torch.stack([order_keys(seeds, epoch) for epoch in range(epochs)], 1).to(DEVICE)
     data = gpu.DataSets(*parts, (seeds % len(parts[0])).int().to(DEVICE))
-    outcome = gpu.Outcome.empty(count, epochs, DEVICE)
-
-    def call(**settings):
-        gpu.train(networks, data, keys, outcome, batch=BATCH, **settings)
-
-    return call, outcome
+    return lambda **settings: gpu.train(networks, data, keys, batch=BATCH, **settings)
 
 
 def time_of(call, repeats=3):
@@ -106,9 +101,8 @@ def references(models, parts):
 def distance_of(models, trained, parts, **settings):
     """Return the largest relative distance of a parameter from the reference."""
     networks = make_networks(models, len(models))
-    call, outcome = launcher(networks, parts, EPOCHS_CHECKED)
-    call(**settings)
-    if outcome.finished.tolist() != [EPOCHS_CHECKED] * len(models):
+    curves = launcher(networks, parts, EPOCHS_CHECKED)(**settings)
+    if curves.finished.tolist() != [EPOCHS_CHECKED] * len(models):
         return math.nan
     distances = []
     for name in NAMES:
@@ -130,8 +124,7 @@ def main():
     few = [part[:3].contiguous() for part in parts[100]]
     trained = references(pool[:3], few)
     calls = {
-        (count, sets): launcher(make_networks(pool, count), parts[sets])[0]
-        for count, sets in PROBLEMS
+        (count, sets): launcher(make_networks(pool, count), parts[sets]) for count, sets in PROBLEMS
     }
     steps = -(-SAMPLES // BATCH)
 
@@ -168,7 +161,7 @@ def main():
     }
     for precision, count in itertools.product(PRECISIONS[:2], (600, 10_000)):
         chunk, warps = best(precision, count, 100)
-        slim = launcher(make_networks(pool, count), narrow)[0]
+        slim = launcher(make_networks(pool, count), narrow)
         for name, (is_narrow, changes) in variants.items():
             call = slim if is_narrow else calls[count, 100]
             settings = {"chunk": chunk, "num_warps": warps, "precision": precision} | changes

@@ -61,8 +61,7 @@ def kernel(shape, data):
     which = torch.zeros(NETWORKS, dtype=torch.int32, device="cuda")
     sets = gpu.DataSets(x, y, x[:, :BATCH].contiguous(), y[:, :BATCH].contiguous(), which)
     keys = order_keys(torch.arange(NETWORKS).cuda()[:, None], torch.zeros(1).long().cuda())
-    outcome = gpu.Outcome.empty(NETWORKS, 1, "cuda")
-    return lambda **settings: gpu.train(networks, sets, keys, outcome, batch=BATCH, **settings)
+    return lambda **settings: gpu.train(networks, sets, keys, batch=BATCH, **settings)
 
 
 def plain(shape, data):

@@ -30,10 +30,10 @@ from rich.progress import track
 
 import fissile
 from fissile.bank import Bank
+from fissile.lab.batching import batches
 from fissile.lab.classifier import Classifiers, bound
 from fissile.lab.compute import bank_arm
-from fissile.lab.progress import Bar
-from fissile.lab.run import batches
+from fissile.lab.run import Bar
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
 

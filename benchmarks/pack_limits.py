@@ -4,7 +4,7 @@
     python benchmarks/pack_limits.py --device cuda
 
 Times both ways through one layer, batch after batch, in every dtype: W1' by alpha, W2' by the size
-of its groups. The limits in src/fissile/packed/cpu/linear.py and gpu/__init__.py are read off the
+of its groups. The limits in src/fissile/packed/cpu/__init__.py and gpu/__init__.py are read off the
 table, which shows the kernel's time over the other's. The last line is one JSON object.
 """
 

@@ -24,8 +24,7 @@ from contests import percent, written
 
 from fissile.bank.sparse import Plan, Prune, Rewire, train
 from fissile.lab.budget_methods import OURS
-from fissile.lab.budget_search import _arrays
-from fissile.lab.classifier import load
+from fissile.lab.classifier import arrays_on, load
 from fissile.lab.studies.frontier import FRONTIERS
 from fissile.lab.task import HELD_OUT
 from fissile.lab.trial import SEARCHED
@@ -101,7 +100,7 @@ def cells(names):
 
 def searched(cell, plans, seeds, epochs, device):
     """Return the held-out accuracies of every plan, and the most non-zeros it was left with."""
-    x, y, x_held, y_held = _arrays(load(cell.task).held_out(HELD_OUT).flat(), device)
+    x, y, x_held, y_held = arrays_on(load(cell.task).held_out(HELD_OUT).flat(), device)
     accuracy, nonzeros = [None] * len(plans), [0] * len(plans)
     sizes = {"outputs": cell.task.outputs, "epochs": epochs, "batch": cell.batch}
     for stack, places in train(plans, seeds, x, y, **sizes, device=device):

@@ -22,7 +22,8 @@ from fissile.bank import Bank, Data, Spec
 from fissile.expansion.budget import prune_back
 from fissile.expansion.optimizer import Move, carried
 from fissile.sklearn import FissileClassifier
-from fissile.sklearn.width import count, width
+from fissile.sklearn.search import dense_size
+from fissile.sklearn.two_phase import width
 
 BATCH, ALPHA = 64, 4
 
@@ -42,7 +43,7 @@ class Task:
         return width(budget, None, self.x.shape[1], self.classes)
 
     def nonzeros(self, budget):
-        return count(self.x.shape[1], self.width(budget), self.classes)
+        return dense_size(self.x.shape[1], self.width(budget), self.classes)
 
     @property
     def classes(self):

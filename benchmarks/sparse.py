@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from fissile.bank.sparse import train
-from fissile.bank.sparse.presets import plans
+from fissile.bank.sparse.plan import recommended_plans as plans
 
 INPUTS, CLASSES, BUDGET = 512, 100, 20_000
 

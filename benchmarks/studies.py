@@ -21,8 +21,7 @@ import fissile
 from fissile.bank.loop import fit
 from fissile.data import dnf_task
 from fissile.lab.batching import default_jobs, pool
-from fissile.lab.progress import Bar
-from fissile.lab.run import run
+from fissile.lab.run import Bar, run
 from fissile.lab.store import Store
 from fissile.lab.studies import find
 from fissile.lab.trial import Trial

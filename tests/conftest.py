@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -11,6 +12,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# transformers imports JAX where it is installed, and jaxlib aborts when Ray was imported before it.
+with contextlib.suppress(ImportError):
+    import jax  # noqa: F401
 
 import hypothesis
 import pytest

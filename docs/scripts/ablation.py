@@ -11,7 +11,7 @@ from statistics import mean
 
 from frontier import WORDS, Frontier, read, rows, setting, signed, text, word, write
 
-from fissile.bank.sparse import presets
+from fissile.bank.sparse import plan as presets
 from fissile.lab.budget_methods import METHODS
 
 #: Every arm that was run, and what is other than in the method it is compared with.
@@ -202,7 +202,7 @@ class Search:
         """Return the recipe's six plans for a point, each with the searched plan next in width."""
         one = self.sets[point[0]]
         found = []
-        for plan in presets.plans(point[1], one["inputs"], one["outputs"]):
+        for plan in presets.recommended_plans(point[1], one["inputs"], one["outputs"]):
             alike = [other for other in self.plans if _same(other["plan"], plan)]
             near = min(alike, key=lambda other: abs(log(other["plan"]["hidden"] / plan.hidden)))
             found.append((plan, near))

@@ -9,7 +9,7 @@ import json
 from io import BytesIO
 from pathlib import Path
 
-from fissile.bank.sparse.presets import is_large
+from fissile.bank.sparse.plan import is_large
 from fissile.lab.budget_methods import OURS
 from fissile.lab.plots.style import FULL, Look, styled
 from fissile.lab.stats import compare, summary

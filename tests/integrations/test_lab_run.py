@@ -15,9 +15,9 @@ import pytest
 from command import called
 
 from fissile._common.errors import FileError
-from fissile.lab.batching import pool
+from fissile.lab.batching import Here, pool
 from fissile.lab.results import load
-from fissile.lab.run import Here, RunFailed, Tally, Watcher, run
+from fissile.lab.run import RunFailed, Tally, Watcher, run
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.trial import Arm, Boolean, Trial

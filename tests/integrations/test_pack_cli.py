@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     fissile.save(filters, place / "filters.safetensors")
     fissile.save(fissile.pack(filters), place / "packed-filters.safetensors")
     rewrite(
-        place / "packed-filters.safetensors", place / "early-filters.safetensors",
+        place / "packed-filters.safetensors", place / "no-kernel.safetensors",
         lambda recipe: [entry.pop("kernel") for entry in recipe["layers"].values()],
     )  # fmt: skip
     return place
@@ -184,7 +184,7 @@ def test_narrow_sizes_are_those_before_the_split():
         ("pack", "wide", "wide.safetensors", "is the model itself"),
         ("pack", "wide", "nowhere/new", "could not write"),
         ("unpack", "wide", "new", "it is not packed"),
-        ("unpack", "early-filters", "new", "only the model knows its kernel"),
+        ("unpack", "no-kernel", "new", "without a kernel in the recipe"),
     ],
 )
 def test_mistakes_get_one_line_and_leave_nothing(command, file, to, message, folder):

@@ -23,7 +23,7 @@ import fissile
 from fissile.bank import Data
 from fissile.bank.loop import Recipe
 from fissile.sklearn import FissileClassifier
-from fissile.sklearn.trainer import Task, make
+from fissile.sklearn.two_phase import Task, make
 
 QUICK = {
     "hidden": 6, "alpha": 2, "recipe": "paper", "warm_up": 2, "fine_tune": 2, "lr": 1e-2,

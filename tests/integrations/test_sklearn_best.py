@@ -15,10 +15,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fissile
-from fissile.bank.sparse import module_of, presets, train
+from fissile.bank.sparse import module_of, train
+from fissile.bank.sparse.plan import recommended_plans
 from fissile.sklearn import FissileClassifier
-from fissile.sklearn.samples import can_hold_out
-from fissile.sklearn.search import Best, plans_for, scale_of
+from fissile.sklearn.search import PlanSearch, can_hold_out, plans_for, scale_of
 
 QUICK = {"nonzeros": 60, "tries": 2, "warm_up": 2, "fine_tune": 2, "random_state": 0}
 
@@ -113,7 +113,7 @@ def test_the_network_is_the_plan_s_trained_on_all_samples():
 
 def test_the_best_plan_is_taken_and_of_equals_the_earlier(monkeypatch):
     scores = iter([0.3, 0.7, 0.7, 0.1])
-    monkeypatch.setattr(Best, "_score", lambda *_: next(scores))
+    monkeypatch.setattr(PlanSearch, "_score", lambda *_: next(scores))
     found = quick(tries=4).fit(*blobs())
     plans = plans_for(60, 8, 3, tries=4, steps=12)
     assert found.tried_ == list(zip(plans, [0.3, 0.7, 0.7, 0.1], strict=False))
@@ -122,7 +122,7 @@ def test_the_best_plan_is_taken_and_of_equals_the_earlier(monkeypatch):
 
 @pytest.mark.parametrize("budget", [20, 60])
 def test_where_steps_are_few_high_rates_come_first(budget):
-    usual = presets.plans(budget, 8, 3)
+    usual = recommended_plans(budget, 8, 3)
     assert plans_for(budget, 8, 3, tries=6, steps=3000) == usual
     hasty = plans_for(budget, 8, 3, tries=6, steps=2999)
     assert sorted(hasty, key=repr) == sorted(usual, key=repr)
@@ -131,7 +131,7 @@ def test_where_steps_are_few_high_rates_come_first(budget):
 
 def test_plans_are_judged_on_samples_that_they_have_not_seen(monkeypatch):
     trained, judged = [], []
-    real = Best._trained, Best._score
+    real = PlanSearch._trained, PlanSearch._score
 
     def note_trained(self, plans, seeds, x, *rest, **options):
         trained.append(x)
@@ -141,8 +141,8 @@ def test_plans_are_judged_on_samples_that_they_have_not_seen(monkeypatch):
         judged.append((x, y))
         return real[1](self, module, x, y)
 
-    monkeypatch.setattr(Best, "_trained", note_trained)
-    monkeypatch.setattr(Best, "_score", note_judged)
+    monkeypatch.setattr(PlanSearch, "_trained", note_trained)
+    monkeypatch.setattr(PlanSearch, "_score", note_judged)
     x, y = blobs()
     quick(validation_fraction=0.25).fit(x, y)
     assert [len(one) for one in trained] == [150, 200]
@@ -155,7 +155,7 @@ def test_of_several_networks_the_one_with_the_smallest_loss_is_kept():
     x, y = blobs()
     several = quick(tries=1, restarts=4).fit(x, y)
     seeds = np.random.RandomState(0).randint(2**31 - 1, size=4).tolist()
-    best = Best([several.plan_], 3, epochs=4, batch=64)
+    best = PlanSearch([several.plan_], 3, epochs=4, batch=64)
     ends = [best.run(x.astype(np.float32), y, [seed], 0).loss for seed in seeds]
     assert several.loss_curve_ == [pytest.approx(min(ends), rel=1e-3)]
     assert min(ends) < 0.999 * ends[0]
@@ -215,7 +215,7 @@ def test_class_weights_count_among_what_is_held_out():
     always[0].weight.zero_()
     always[0].bias.fill_(1.0)
     plain, weighted = (
-        Best([], 1, 1, 1, weights=weights)._score(always, x, y)
+        PlanSearch([], 1, 1, 1, weights=weights)._score(always, x, y)
         for weights in (None, np.array([1.0, 3.0]))
     )
     assert plain == pytest.approx(y.mean())
@@ -346,7 +346,7 @@ def test_a_pickled_copy_predicts_the_same(fitted):
 @pytest.mark.parametrize("plan", [0, 1], ids=["linear", "beside"])
 def test_a_file_brings_the_classifier_back(tmp_path, monkeypatch, plan):
     scores = itertools.cycle([0.5, 0.2 + plan])
-    monkeypatch.setattr(Best, "_score", lambda *_: next(scores))
+    monkeypatch.setattr(PlanSearch, "_score", lambda *_: next(scores))
     x, y = blobs()
     names = np.array(["a", "b", "Ω"])[y]
     found = quick(nonzeros=20).fit(x, names)
@@ -422,7 +422,7 @@ def test_a_damaged_note_is_refused(fitted, tmp_path, change):
     ],
 )
 def test_a_damaged_network_is_refused(tmp_path, monkeypatch, change):
-    monkeypatch.setattr(Best, "_score", lambda *_: 0.5)
+    monkeypatch.setattr(PlanSearch, "_score", lambda *_: 0.5)
     quick().fit(*blobs()).save(tmp_path / "c")
     changed(tmp_path / "c", tensors=change)
     with pytest.raises(fissile.FileError):

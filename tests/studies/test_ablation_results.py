@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fissile.bank.sparse import presets
+from fissile.bank.sparse import plan as presets
 from fissile.lab.budget_methods import ABLATED, METHODS, OURS
 from fissile.lab.studies.frontier import ABLATIONS
 
@@ -138,7 +138,7 @@ def test_what_a_linear_classifier_lacks(found, prose):
     assert f"and at most {max(rest):.2f} elsewhere" in prose
     assert f"6,230 it is even better, by {-lost['cifar100', 6230]:.2f}" in prose
     assert found.cells["cifar100", 6230, OURS]["plan"]["hidden"] == 0
-    alone = [plan for plan in presets.plans(6230, 512, 100) if not plan.hidden]
+    alone = [plan for plan in presets.recommended_plans(6230, 512, 100) if not plan.hidden]
     assert len(alone) == 2
     assert len(set(METHODS["recipe-linear"](6230, 512, 100))) > 2
 

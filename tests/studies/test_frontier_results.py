@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from fissile.bank.sparse import presets
+from fissile.bank.sparse import plan as presets
 from fissile.lab.budget_methods import CONTENDERS, SETTINGS
 from fissile.lab.studies.frontier import FRONTIERS
 from fissile.lab.trial import Contender
@@ -282,7 +282,7 @@ def test_what_is_said_of_the_strong_decay(found, prose):
 
 @pytest.mark.parametrize("budget", [5_000, 60_000])
 def test_the_recipe_is_told_as_it_is(prose, budget):
-    plans, h = presets.plans(budget, 512, 100), presets.hidden_for(budget, 512, 100)
+    plans, h = presets.recommended_plans(budget, 512, 100), presets.hidden_for(budget, 512, 100)
     for number, one in enumerate(plans, 1):
         assert one.hidden in (0, 4 * h if budget == 60_000 else h)
         hidden = f"{'4 ' if budget == 60_000 else ''}h neurons"
@@ -295,7 +295,7 @@ def test_the_recipe_is_told_as_it_is(prose, budget):
 
 
 def test_how_wide_the_recipe_is(prose):
-    assert {one.hidden for one in presets.plans(300_000, 512, 100)} == {1024}  # h is 1,024
-    assert {one.hidden for one in presets.plans(200_000, 512, 100)} == {1024}  # h is 512
-    assert {one.hidden for one in presets.plans(600_000, 512, 100)} == {2048}  # h is 2,048
+    assert {p.hidden for p in presets.recommended_plans(300_000, 512, 100)} == {1024}  # h is 1,024
+    assert {p.hidden for p in presets.recommended_plans(200_000, 512, 100)} == {1024}  # h is 512
+    assert {p.hidden for p in presets.recommended_plans(600_000, 512, 100)} == {2048}  # h is 2,048
     assert "4 h neurons, but no more than 1,024, unless h itself is more" in prose

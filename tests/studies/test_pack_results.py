@@ -43,7 +43,9 @@ def test_the_accuracies_are_the_results():
     frame = pandas.DataFrame(result["rows"], columns=result["columns"])
     text, statistics = accuracies(frame, result)
     assert text == page("pack-table.md")
-    assert json.loads(json.dumps(statistics)) == result["summary"]
+    ours = pandas.DataFrame(json.loads(json.dumps(statistics)))
+    kept = pandas.DataFrame(result["summary"])  # sums differ in the last digit by processor
+    pandas.testing.assert_frame_equal(ours, kept, rtol=1e-9)
     # What the README says of files: every network, every dtype.
     wide = frame[(frame.alpha > 1) & (frame.layout == "inline")]
     keys = ["study", "neurons", "trial", "dtype"]

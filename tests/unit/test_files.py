@@ -282,24 +282,6 @@ def test_a_model_as_wide_as_it_became_is_filled_too(saved):
     assert same(load(saved, MLP([8, 4, 3], layer_norm=True)), wide)
 
 
-def test_a_file_of_the_first_release_is_read(saved):
-    """Its recipe left sizes and widths to the tensors."""
-    wide = load(saved)
-
-    def early(tensors, recipe):
-        del recipe["norms"], recipe["pairs"], recipe["frozen"]
-        for entry in recipe["layers"].values():
-            del entry["inputs"], entry["outputs"]
-
-    rewrite(saved, early)
-    assert parts(saved)[1]["layers"] == {
-        "layers.0": {"kind": "partitioned", "alpha": 2},
-        "layers.3": {"kind": "masked"},
-    }
-    assert same(load(saved), wide)
-    assert same(load(saved, MLP([8, 4, 3], layer_norm=True)), wide)
-
-
 def test_a_failed_write_keeps_the_old_file(saved, monkeypatch):
     before = saved.read_bytes()
 

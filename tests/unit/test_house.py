@@ -1,9 +1,12 @@
-"""The order of packages that CONTRIBUTING.md states, held against every import in the source."""
+"""How the house must stay: the order in CONTRIBUTING.md, and examples for what is public."""
 
 import ast
+import importlib
+import inspect
 import re
 from pathlib import Path
 
+import pins
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -73,3 +76,22 @@ def test_a_step_backwards_is_noticed(line):
     source = f"def later():\n    {line}\n"
     assert steps_back("layers", source, ["layers", "lab"]) == ["lab"]
     assert steps_back("lab", source, ["layers", "lab"]) == []
+
+
+def without_example(module):
+    """Return the public functions and classes of a module whose docstring shows no call of them."""
+    names = []
+    for name in pins.public(module):
+        value = getattr(importlib.import_module(module), name)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            # A class must not borrow its parent's docstring.
+            text = inspect.cleandoc(vars(value).get("__doc__") or value.__doc__ or "")
+            first, _, rest = text.partition("\n")
+            if not first.endswith((".", ":")) or not re.search(r">>>|^    \S|```", rest, re.M):
+                names.append(name)
+    return names
+
+
+@pytest.mark.parametrize("module", pins.PUBLIC)
+def test_every_public_name_has_an_example(module):
+    assert not without_example(module)

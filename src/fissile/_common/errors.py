@@ -6,7 +6,9 @@ import importlib.util
 import operator
 from typing import SupportsIndex
 
-__all__ = ["FileError", "FissileError", "needs", "whole"]
+import torch
+
+__all__ = ["FileError", "FissileError", "check_device", "needs", "whole"]
 
 
 class FissileError(ValueError):
@@ -47,3 +49,16 @@ def needs(module: str, extra: str) -> None:
     """Say which extra to install where an optional package is missing."""
     if importlib.util.find_spec(module) is None:
         raise FissileError(f"this needs {module}: pip install 'fissile[{extra}]'")
+
+
+def check_device(device: torch.device | str) -> torch.device:
+    """Return a device that networks can be trained on, or raise an error that says why not.
+
+    >>> check_device("cpu")
+    device(type='cpu')
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise FissileError(f"cannot train on {str(device)!r} here: {reason}") from None

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Writing files whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any, Literal
 
 from fissile._common.errors import FileError
 
-__all__ = ["atomic_write"]
+__all__ = ["atomic_write", "move_finished"]
 
 
 @contextmanager
@@ -47,6 +47,22 @@ def atomic_write(
     finally:
         with suppress(OSError):  # the folder may be missing; the error above says so
             temporary.unlink(missing_ok=True)
+
+
+def move_finished(made: Path, folder: Path, last: str) -> None:
+    """Move all files from one folder to another on the same disk, the one named ``last`` last.
+
+    >>> move_finished(Path("report.new"), Path("report"), last="index.html")
+
+    Everything is safe on the disk before the first old file is replaced.
+    """
+    files = sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file())
+    for name in files:
+        with open(made / name, "rb") as written:
+            os.fsync(written.fileno())
+        (folder / name).parent.mkdir(exist_ok=True)
+    for name in sorted(files, key=lambda name: name.name == last):
+        os.replace(made / name, folder / name)
 
 
 def _permissions(path: Path) -> int:

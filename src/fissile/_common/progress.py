@@ -1,10 +1,10 @@
-"""A progress bar for the terminal, and durations as text."""
+"""What commands print: a progress bar, durations, tables in plain text."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["ProgressBar", "duration"]
+__all__ = ["ProgressBar", "aligned", "duration"]
 
 _BETWEEN = 10.0  # seconds between two lines where rich is not installed
 
@@ -26,6 +26,22 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:,.1f} h"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Align the columns of a table, those of numbers to the right.
+
+    >>> aligned([("layer", "weights"), ("first", "12")], right=[1])
+    ['layer  weights', 'first       12']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 class ProgressBar:

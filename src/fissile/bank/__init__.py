@@ -1,6 +1,7 @@
 """Many small networks trained as one program."""
 
-from fissile.bank.bank import Bank, Group, Member, Progress, check_device
+from fissile._common.errors import check_device
+from fissile.bank.bank import Bank, Group, Member, Progress
 from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Spec
 
 __all__ = [

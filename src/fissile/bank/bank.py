@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from fissile._common.errors import FissileError, needs, whole
+from fissile._common.errors import FissileError, check_device, needs, whole
 from fissile._common.progress import ProgressBar
 from fissile._common.shapes import Float, Int
 from fissile.bank import engines
@@ -29,7 +29,7 @@ from fissile.bank.stack import (
 from fissile.layers import PartitionedLinear, SparseLinear, weight_of
 from fissile.layers.mlp import MLP
 
-__all__ = ["Bank", "Group", "Member", "Progress", "Quiet", "check_device"]
+__all__ = ["Bank", "Group", "Member", "Progress", "Quiet"]
 
 _log = logging.getLogger("fissile")
 
@@ -317,7 +317,7 @@ class Bank:
         """Take a copy of a network out as an ordinary module, with an Adam that goes on with it."""
         stack, row = self._find(index)
         module = module_at(stack.module, row).cpu()
-        adam = Adam(module.parameters(), float(stack.dials.lr[row]))
+        adam = Adam(module.parameters(), float(stack.hyper["lr"][row]))
         for new, old in zip(module.parameters(), stack.module.parameters(), strict=True):
             state = stack.adam.state[old]
             adam.state[new] = {k: v[row].clone().cpu() for k, v in state.items()}
@@ -349,19 +349,6 @@ class Bank:
             if rows:
                 return stack, rows[0]
         raise AssertionError(f"network {index} is in no stack")
-
-
-def check_device(device: torch.device | str) -> torch.device:
-    """Return a device that networks can be trained on, or raise an error that says why not.
-
-    >>> check_device("cpu")
-    device(type='cpu')
-    """
-    try:
-        return torch.empty(0, device=device).device
-    except (AssertionError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise FissileError(f"cannot train on {str(device)!r} here: {reason}") from None
 
 
 def _check_module(module: nn.Module, spec: Spec, arm: Arm, adam: Adam | None) -> None:

@@ -1,4 +1,9 @@
-"""Choosing an engine for every stack, and running them until all networks are done."""
+"""The engines of a bank: choosing one for each stack, smaller stacks when memory runs out, PyTorch.
+
+The PyTorch engine trains any architecture and any arm on any device, in batched operations. It is
+what the fast engines (``fissile.bank.cpu``, ``fissile.bank.gpu``) fall back to and are tested
+against.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +13,35 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fissile._common.errors import FissileError
-from fissile.bank import cpu, gpu, torch_engine
-from fissile.bank.stack import Stack
+from fissile._common.random import order
+from fissile._common.shapes import Float, Int
+from fissile.bank import cpu, gpu
+from fissile.bank.spec import Data, Dynamic
+from fissile.bank.stack import HYPER, Stack
+from fissile.bank.step import Replay, foreach_adam, guess, network_losses, per_network
+from fissile.expansion.rewire import Rewire
+from fissile.layers import SparseLinear, all_weights
+from fissile.layers.mlp import first_hidden
 
-__all__ = ["ENGINES", "Record", "check", "deferred_sigint", "run"]
+__all__ = ["ENGINES", "OnEpochs", "Record", "check", "deferred_sigint", "run", "run_torch"]
 
 _log = logging.getLogger("fissile")
 
 ENGINES = ("auto", "plain")
-Engine = Callable[[Stack, int, torch_engine.OnEpochs, torch.device], None]
+#: Numbers held at once when a test set is evaluated, and positions when an order is drawn.
+_CHUNK = 1 << 24
+#: Told a stack and its networks' accuracy and loss, (networks, epochs), after some epochs.
+OnEpochs = Callable[[Stack, Tensor, Tensor], object]
 
 
 class Record(Protocol):
@@ -77,20 +95,28 @@ def run(
 
     The list may hold smaller stacks afterwards, where memory ran out or Ctrl-C cut one in two.
     """
-    auto, kind = engine == "auto", device.type
-    if auto and kind == "cpu":
-        fast = [stack for stack in stacks if stack.epoch < until and cpu.can(stack)]
-        _run_pool(stacks, fast, until, record, stop)
-    if auto and kind == "cuda":
-        fast = [stack for stack in stacks if stack.epoch < until and gpu.can(stack)]
-        for group in gpu.together(fast):
-            _run_group(group, until, device, record, stop)
-    others = [stack for stack in stacks if stack.epoch < until]
-    while others:
-        stack = others.pop(0)
-        on_chip = auto and kind == "cuda" and gpu.can(stack)
-        how = partial(gpu.run if on_chip else torch_engine.run, stop=stop)
-        others = _run_one(stacks, stack, until, device, record, how) + others
+    fast = [] if engine == "plain" else [stack for stack in stacks if stack.epoch < until]
+    if device.type == "cpu":
+        _run_pool(stacks, [stack for stack in fast if cpu.can(stack)], until, record, stop)
+    fast = [stack for stack in fast if device.type == "cuda" and gpu.can(stack)]
+    groups = gpu.together(fast)
+    groups += [[s] for s in stacks if s.epoch < until and all(s is not other for other in fast)]
+    on_epochs = partial(_pass_on, record)
+    while groups:
+        group, failed = groups.pop(0), ""
+        on_chip = engine == "auto" and device.type == "cuda" and gpu.can(group[0])
+        try:
+            (gpu.run if on_chip else run_torch)(group, until, on_epochs, device, stop)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            failed = (str(error) or type(error).__name__).splitlines()[0]
+            _log.warning("out of memory, going on in smaller parts (%s)", failed)
+        if failed:
+            # Outside the except block, whose traceback would keep all that was allocated.
+            smaller = _halves(group[0], failed) if len(group) == 1 else group
+            _replace(stacks, group, smaller)
+            groups = [[stack] for stack in smaller if stack.epoch < until] + groups
 
 
 def _run_pool(
@@ -107,45 +133,14 @@ def _run_pool(
         _replace(stacks, fast, parts)
 
 
-def _run_group(
-    group: list[Stack], until: int, device: torch.device, record: Record, stop: threading.Event
-) -> None:
-    """Train stacks in common launches; what memory does not suffice for is left undone."""
-    try:
-        gpu.run_together(group, until, partial(_pass_on, record), device, stop)
-    except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        _log.warning("out of memory, going on in smaller parts (%s)", str(error).splitlines()[0])
-
-
 def _pass_on(record: Record, stack: Stack, accuracy: Tensor, loss: Tensor) -> None:
     """Record the curves of a stack and count the steps of all its networks."""
     steps = -(-len(stack.data[0].x) // stack.batch) * len(stack) * accuracy.shape[1]
     record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), steps)
 
 
-def _run_one(
-    stacks: list[Stack], stack: Stack, until: int, device: torch.device, record: Record, how: Engine
-) -> list[Stack]:
-    """Train one stack; if memory runs out, return its halves to be trained instead."""
-    failed = ""
-    try:
-        how(stack, until, partial(_pass_on, record, stack), device)
-    except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        failed = str(error) or type(error).__name__
-    if not failed:
-        return []
-    # Outside the except block, whose traceback would keep all that the engine had allocated.
-    halves = _halves(stack, failed)
-    _replace(stacks, [stack], halves)
-    return halves
-
-
 def _replace(stacks: list[Stack], old: list[Stack], new: list[Stack]) -> None:
-    stacks[:] = [stack for stack in stacks if all(stack is not one for one in old)] + new
+    stacks[:] = [stack for stack in stacks if all(stack is not gone for gone in old)] + new
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -172,3 +167,218 @@ def _halves(stack: Stack, error: str) -> list[Stack]:
         torch.cuda.empty_cache()
     rows = torch.arange(len(stack))
     return [stack.select(rows[:middle]), stack.select(rows[middle:])]
+
+
+# --- batched PyTorch
+
+
+def run_torch(
+    stacks: Sequence[Stack],
+    until: int,
+    on_epochs: OnEpochs,
+    device: torch.device,
+    stop: threading.Event | None = None,
+) -> None:
+    """Train stacks up to an epoch in batched PyTorch; after each, report accuracy and loss.
+
+    A network that diverges goes back to its last finished epoch and stays there. An interruption
+    (Ctrl-C, no memory) leaves the whole stack at the last finished epoch.
+    """
+    for stack in stacks:
+        engine = _TorchEngine(stack, device)
+        while stack.epoch < until:
+            on_epochs(stack, *_run_epoch(stack, engine, stop))
+
+
+def _run_epoch(
+    stack: Stack, engine: _TorchEngine, stop: threading.Event | None
+) -> tuple[Tensor, Tensor]:
+    saved = {name: tensor.clone() for name, tensor in stack.tensors().items()}
+    steps = stack.steps
+    try:
+        loss = engine.epoch(stop).cpu().double()
+        alive = stack.alive & torch.isfinite(loss) & _finite(stack.module)
+        stack.restore(saved, ~alive)
+        curves = engine.accuracy(), loss
+    except BaseException:
+        stack.restore(saved, torch.ones_like(stack.alive))
+        stack.steps = steps
+        raise
+    stack.alive, stack.epoch = alive, stack.epoch + 1
+    accuracy, loss = (curve.masked_fill(~alive, torch.nan).unsqueeze(-1) for curve in curves)
+    return accuracy, loss
+
+
+@torch.no_grad()
+def _finite(module: nn.Module) -> Tensor:
+    checks = [torch.isfinite(p).flatten(1).all(1) for p in module.parameters()]
+    return torch.stack(checks).all(0).cpu()
+
+
+def _forward(
+    module: nn.Module, x: Float[Tensor, "*#networks samples inputs"]
+) -> Float[Tensor, "networks samples outputs"]:
+    """Return the logits of every network of a stacked module."""
+    for layer in _chain(module):
+        if isinstance(layer, nn.Linear | SparseLinear):
+            weight = layer.pass_weight() if isinstance(layer, SparseLinear) else layer.weight
+            x = x @ weight.mT
+            if layer.bias is not None:
+                x = x + layer.bias.unsqueeze(-2)
+        elif isinstance(layer, nn.LayerNorm):
+            x = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+            x = x * layer.weight.unsqueeze(-2) + layer.bias.unsqueeze(-2)
+        else:
+            x = layer(x)
+    return x
+
+
+def _chain(module: nn.Module) -> Iterator[nn.Module]:
+    embedding = getattr(module, "embedding", None)
+    if embedding is not None:
+        yield embedding
+    for layer in module.get_submodule("layers")._modules.values():  # children() shows each once
+        assert layer is not None
+        yield layer
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """The data sets of a stack, one below the other, on the device; or one that is streamed."""
+
+    x: Tensor | np.ndarray  # (sets * samples, inputs)
+    y: Tensor  # (sets * samples,)
+    begin: Tensor  # (networks, 1): where the samples of each network begin
+    device: torch.device
+    dtype: torch.dtype
+
+    def batch(self, rows: Int[Tensor, "networks batch"]) -> tuple[Tensor, Tensor]:
+        """Gather a batch for every network."""
+        if isinstance(self.x, np.ndarray):  # only the rows that are needed are read
+            x = torch.from_numpy(np.ascontiguousarray(self.x[rows.cpu().numpy()])).to(self.device)
+            return x.to(self.dtype), self.y[rows]
+        places = (rows + self.begin).flatten()  # whole rows are copied faster than entries
+        x = self.x.index_select(0, places).view(*rows.shape, -1)
+        return x, self.y.index_select(0, places).view(rows.shape)
+
+    def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return a range of samples for every network, once if all share them."""
+        if isinstance(self.x, np.ndarray):
+            part = torch.from_numpy(np.array(self.x[start:stop]))
+            return part.to(self.device, self.dtype), self.y[start:stop]
+        if not self.begin.any():
+            return self.x[start:stop], self.y[start:stop]
+        return self.batch(torch.arange(start, stop, device=self.device).expand(len(self.begin), -1))
+
+
+def _sets(
+    stack: Stack, part: Callable[[Data], tuple[Tensor | np.ndarray, Tensor]], device: torch.device
+) -> _Sets:
+    dtype = next(stack.module.parameters()).dtype
+    parts = [part(data) for data in stack.data]
+    y = torch.cat([y for _, y in parts]).to(device)
+    begin = (stack.which * len(parts[0][1])).unsqueeze(-1).to(device)
+    if len(parts) == 1 and isinstance(parts[0][0], np.ndarray):
+        return _Sets(parts[0][0], y, begin, device, dtype)
+    held = [torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x for x, _ in parts]
+    return _Sets(torch.cat(held).to(device, dtype), y, begin, device, dtype)
+
+
+class _TorchEngine:
+    """One stack at work on one device."""
+
+    def __init__(self, stack: Stack, device: torch.device) -> None:
+        self.stack, self.device = stack, device
+        stack.to(device)
+        self.train = _sets(stack, lambda data: (data.x, data.y), device)
+        self.test = _sets(stack, lambda data: (data.x_test, data.y_test), device)
+        self.seeds = stack.seeds.to(device)
+        self.lr, self.l1, self.l2, self.orthogonal = (
+            stack.hyper[name].to(device) for name in HYPER
+        )
+        self.parameters: list[Tensor] = list(stack.module.parameters())
+        weight = first_hidden(stack.module).get_parameter("weight")
+        self.first = [p is weight for p in self.parameters].index(True)
+        self.penalised = bool((self.orthogonal != 0).any())
+        self.rewire = self._rewire()
+        self.rows = torch.zeros(len(stack), stack.batch, dtype=torch.long, device=device)
+        self.replay = Replay(lambda: self._step(self.rows), eager=3)
+
+    def _rewire(self) -> Rewire | None:
+        arm = self.stack.arm
+        if not isinstance(arm, Dynamic):
+            return None
+        how = {"every": arm.every, "fraction": arm.fraction, "grow": arm.grow, "seed": self.seeds}
+        rewire = Rewire(self.stack.module, self.stack.adam, **how)  # type: ignore[arg-type]
+        rewire.steps = self.stack.steps
+        return rewire
+
+    def epoch(self, stop: threading.Event | None) -> Float[Tensor, " networks"]:
+        """Train one epoch and return every network's mean loss over its samples."""
+        stack, samples = self.stack, len(self.stack.data[0].x)
+        stack.module.train()
+        loss = torch.zeros(len(stack), device=self.device, dtype=self.lr.dtype)
+        for rows in self._batches(samples):
+            loss += self._replayed(rows) * rows.shape[1] / samples
+            stack.steps += 1
+            if stop is not None and stop.is_set():
+                raise KeyboardInterrupt
+        return loss
+
+    def _replayed(self, rows: Int[Tensor, "networks batch"]) -> Float[Tensor, " networks"]:
+        """Make a step: on a GPU as a CUDA graph, where it can be recorded."""
+        whole = rows.shape[1] == self.stack.batch
+        streamed = isinstance(self.train.x, np.ndarray)  # reading a file cannot be recorded
+        if self.device.type != "cuda" or self.rewire is not None or streamed or not whole:
+            return self._step(rows)
+        self.rows.copy_(rows)
+        return self.replay()
+
+    def _batches(self, samples: int) -> Iterator[Int[Tensor, "networks batch"]]:
+        """Draw the epoch's order in parts, so that no order is ever held whole for all."""
+        stack = self.stack
+        part = max(1, _CHUNK // (len(stack) * stack.batch)) * stack.batch
+        for start in range(0, samples, part):
+            stop = min(start + part, samples)
+            yield from order(self.seeds, stack.epoch, samples, start, stop).split(stack.batch, 1)
+
+    def _step(self, rows: Int[Tensor, "networks batch"]) -> Float[Tensor, " networks"]:
+        x, y = self.train.batch(rows)
+        loss = network_losses(_forward(self.stack.module, x), y)
+        gradients = torch.autograd.grad((loss + self._orthogonality()).sum(), self.parameters)
+        self._adam(list(gradients))
+        if self.rewire is not None:
+            self.rewire.step()
+        return loss.detach()
+
+    def _orthogonality(self) -> Float[Tensor, " networks"]:
+        """Return the penalty on W1 W1ᵀ; those on single weights go straight to the gradient."""
+        if not self.penalised:
+            return self.orthogonal
+        first = all_weights(first_hidden(self.stack.module))
+        identity = torch.eye(first.shape[-2], dtype=first.dtype, device=first.device)
+        return self.orthogonal * (first @ first.mT - identity).square().sum((-2, -1))
+
+    @torch.no_grad()
+    def _adam(self, gradients: list[Tensor]) -> None:
+        """Add the penalties on single weights to the gradients and make a step of Adam."""
+        decay = torch._foreach_mul(self.parameters, per_network(2 * self.l2, self.parameters))
+        torch._foreach_add_(gradients, decay)
+        first = self.parameters[self.first]
+        (strength,) = per_network(self.l1, [first])
+        gradients[self.first].addcmul_(strength, first.sign())
+        states = [self.stack.adam.state[parameter] for parameter in self.parameters]
+        foreach_adam(self.parameters, gradients, states, self.lr)
+
+    @torch.no_grad()
+    def accuracy(self) -> Float[Tensor, " networks"]:
+        """Return every network's accuracy on its test set."""
+        stack, samples = self.stack, len(self.stack.data[0].x_test)
+        stack.module.eval()
+        widest = max(p.shape[-1] for p in stack.module.parameters())
+        part = max(1, _CHUNK // (len(stack) * widest))
+        correct = torch.zeros(len(stack), device=self.device, dtype=torch.long)
+        for start in range(0, samples, part):
+            x, y = self.test.slice(start, min(start + part, samples))
+            correct += (guess(_forward(stack.module, x)) == y).sum(-1)
+        return (correct.double() / samples).cpu()

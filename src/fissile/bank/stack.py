@@ -22,12 +22,12 @@ from fissile.layers import DropConnectLinear, PartitionedLinear, SparseLinear, g
 from fissile.layers.mlp import MLP, first_hidden
 
 __all__ = [
-    "Stack", "Stage", "WideLayer", "concatenated", "first_index", "linear_layers", "module_at",
-    "read", "stacked_modules", "stages", "write",
+    "HYPER", "Stack", "Stage", "WideLayer", "concatenated", "first_index", "linear_layers",
+    "module_at", "read", "stacked_modules", "stages", "write",
 ]  # fmt: skip
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-Vectors = tuple[Float[Tensor, "networks outputs"], ...]
+#: What a recipe has for every network.
+HYPER = ("lr", "l1", "l2", "orthogonal")
 
 
 def stacked_modules(modules: Sequence[nn.Module]) -> nn.Module:
@@ -65,20 +65,6 @@ def _kind(module: nn.Module) -> Hashable:
     return type(module).__name__, getattr(module, "eps", None)
 
 
-@dataclass(frozen=True)
-class Dials:
-    """The recipe's values for every network of a stack."""
-
-    lr: Float[Tensor, " networks"]
-    l1: Float[Tensor, " networks"]
-    l2: Float[Tensor, " networks"]
-    orthogonal: Float[Tensor, " networks"]
-
-    def at(self, rows: Tensor) -> Dials:
-        """Return the values of some of the networks."""
-        return Dials(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
-
-
 @dataclass
 class Stack:
     """Some networks of a bank that have the same shape and have seen equally many epochs."""
@@ -87,7 +73,7 @@ class Stack:
     adam: Moments
     members: Int[Tensor, " networks"]  # their numbers in the bank
     seeds: Int[Tensor, " networks"]
-    dials: Dials
+    hyper: dict[str, Float[Tensor, " networks"]]  # by the names in HYPER
     data: tuple[Data, ...]
     which: Int[Tensor, " networks"]  # the data set of each
     batch: int
@@ -121,14 +107,16 @@ class Stack:
         dtype = next(module.parameters()).dtype
         recipes = [spec.recipe for spec in specs]
         data = list({spec.data.key(): spec.data for spec in specs}.values())
-        number = {one.key(): i for i, one in enumerate(data)}
-        dials = ([getattr(r, name) for r in recipes] for name in Dials.__dataclass_fields__)
+        number = {part.key(): i for i, part in enumerate(data)}
         return cls(
             module=module,
             adam=fresh_adam(module, len(specs)),
             members=torch.tensor(members),
             seeds=torch.tensor([spec.seed for spec in specs]),
-            dials=Dials(*(torch.tensor(values, dtype=dtype) for values in dials)),
+            hyper={
+                name: torch.tensor([getattr(recipe, name) for recipe in recipes], dtype=dtype)
+                for name in HYPER
+            },
             data=tuple(data),
             which=torch.tensor([number[spec.data.key()] for spec in specs]),
             batch=recipes[0].batch,
@@ -143,28 +131,38 @@ class Stack:
         )
         kinds = tuple(_kind(module) for module in self.module.modules())
         dynamic = replace(self.arm, split=None) if isinstance(self.arm, Dynamic) else None  # type: ignore[arg-type]
-        orthogonal = bool((self.dials.orthogonal != 0).any())
+        orthogonal = bool((self.hyper["orthogonal"] != 0).any())
         shapes = self.data[0].shapes()
         return structure, kinds, shapes, self.batch, self.epoch, self.steps, dynamic, orthogonal
 
     def select(self, rows: Sequence[int] | Tensor) -> Stack:
         """Return some of the networks as a stack of their own."""
         rows = torch.as_tensor(rows, dtype=torch.long)
-        tensors = {name: tensor[rows].clone() for name, tensor in _tensors(self.module)}
-        module = _rebuilt(self.module, tensors)
-        adam = Moments.of(module.parameters())
-        for new, old in zip(module.parameters(), self.module.parameters(), strict=True):
-            adam.state[new] = {k: v[rows].clone() for k, v in self.adam.state[old].items()}
         return replace(
-            self,
-            module=module,
-            adam=adam,
+            self._with({name: tensor[rows].clone() for name, tensor in self.tensors().items()}),
             members=self.members[rows],
             seeds=self.seeds[rows],
-            dials=self.dials.at(rows),
+            hyper={name: values[rows] for name, values in self.hyper.items()},
             which=self.which[rows],
             alive=self.alive[rows],
         )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all that training changes, by name: parameters, buffers, and Adam's state."""
+        return dict(_tensors(self.module)) | {
+            f"{name}:{key}": value
+            for name, parameter in self.module.named_parameters()
+            for key, value in self.adam.state[parameter].items()
+        }
+
+    def _with(self, tensors: dict[str, Tensor]) -> Stack:
+        """Return a stack like this one around other tensors."""
+        module = _rebuilt(self.module, tensors)
+        adam = Moments.of(module.parameters())
+        for name, parameter in module.named_parameters():
+            keys = self.adam.state[self.module.get_parameter(name)]
+            adam.state[parameter] = {key: tensors[f"{name}:{key}"] for key in keys}
+        return replace(self, module=module, adam=adam)
 
     def branch(self, arm: Arm, members: Tensor) -> Stack:
         """Return the networks again, as the given arm makes them; these here stay as they are."""
@@ -194,36 +192,11 @@ class Stack:
             for key, value in state.items():
                 state[key] = value.to(device)
 
-    def snapshot(self) -> Snapshot:
-        """Copy everything that training changes."""
-        tensors = {name: tensor.clone() for name, tensor in _tensors(self.module)}
-        moments = [
-            {key: value.clone() for key, value in self.adam.state[parameter].items()}
-            for parameter in self.module.parameters()
-        ]
-        return Snapshot(tensors, moments, self.epoch, self.steps)
-
     @torch.no_grad()
-    def restore(self, saved: Snapshot, rows: Tensor | None = None) -> None:
-        """Go back to a snapshot, all networks or (rows: a mask) some of them."""
-        if rows is None:
-            rows = torch.ones(len(self), dtype=torch.bool)
-            self.epoch, self.steps = saved.epoch, saved.steps
-        for name, tensor in _tensors(self.module):
-            tensor[rows] = saved.tensors[name][rows]
-        for parameter, state in zip(self.module.parameters(), saved.moments, strict=True):
-            for key, value in state.items():
-                self.adam.state[parameter][key][rows] = value[rows]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A stack's weights and moments at the end of an epoch."""
-
-    tensors: dict[str, Tensor]
-    moments: list[dict[str, Tensor]]
-    epoch: int
-    steps: int
+    def restore(self, saved: dict[str, Tensor], rows: Tensor) -> None:
+        """Take back earlier :meth:`tensors` of some networks; rows is a mask."""
+        for name, tensor in self.tensors().items():
+            tensor[rows] = saved[name][rows]
 
 
 def fresh_adam(module: nn.Module, networks: int) -> Moments:
@@ -231,7 +204,7 @@ def fresh_adam(module: nn.Module, networks: int) -> Moments:
     adam = Moments.of(module.parameters())
     for parameter in module.parameters():
         adam.state[parameter] = {"step": torch.zeros(networks, device=parameter.device)} | {
-            key: torch.zeros_like(parameter) for key in _MOMENTS
+            key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")
         }
     return adam
 
@@ -241,29 +214,15 @@ def concatenated(stacks: Sequence[Stack]) -> Stack:
     first = stacks[0]
     if len(stacks) == 1:
         return first
-    parts = [dict(_tensors(stack.module)) for stack in stacks]
-    module = _rebuilt(
-        first.module, {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
-    )
-    adam = Moments.of(module.parameters())
-    olds = zip(*(stack.module.parameters() for stack in stacks), strict=True)
-    for new, old in zip(module.parameters(), olds, strict=True):
-        states = [stack.adam.state[p] for stack, p in zip(stacks, old, strict=True)]
-        adam.state[new] = {key: torch.cat([state[key] for state in states]) for key in states[0]}
+    parts = [stack.tensors() for stack in stacks]
     data = list({one.key(): one for stack in stacks for one in stack.data}.values())
     number = {one.key(): i for i, one in enumerate(data)}
     which = [torch.tensor([number[o.key()] for o in stack.data])[stack.which] for stack in stacks]
-    dials = {
-        name: torch.cat([getattr(stack.dials, name) for stack in stacks])
-        for name in Dials.__dataclass_fields__
-    }
     return replace(
-        first,
-        module=module,
-        adam=adam,
+        first._with({name: torch.cat([part[name] for part in parts]) for name in parts[0]}),
         members=torch.cat([stack.members for stack in stacks]),
         seeds=torch.cat([stack.seeds for stack in stacks]),
-        dials=Dials(**dials),
+        hyper={name: torch.cat([stack.hyper[name] for stack in stacks]) for name in HYPER},
         data=tuple(data),
         which=torch.cat(which),
         alive=torch.cat([stack.alive for stack in stacks]),
@@ -275,12 +234,11 @@ def concatenated(stacks: Sequence[Stack]) -> Stack:
 
 @dataclass(frozen=True)
 class WideLayer:
-    """One linear layer of every network: its values and both of Adam's moments, as matrices."""
+    """One linear layer of every network, and the LayerNorm behind it, as plain matrices."""
 
-    weight: tuple[Float[Tensor, "networks outputs inputs"], ...]
-    bias: tuple[Float[Tensor, "networks outputs"], ...] | None
-    mask: Bool[Tensor, "networks outputs inputs"] | None  # None: every weight exists
-    norm: tuple[Vectors, Vectors] | None = None  # scale and shift of a LayerNorm behind it
+    #: weight, bias, scale and shift, as far as they exist: the values and Adam's two moments.
+    states: dict[str, list[Tensor]]
+    mask: Bool[Tensor, "networks outputs inputs"] | None = None  # None: every weight exists
 
 
 def linear_layers(module: nn.Module) -> list[nn.Linear | SparseLinear]:
@@ -323,15 +281,13 @@ def first_index(module: nn.Module) -> int:
 def read(stack: Stack) -> list[WideLayer]:
     """Write the layers of a stack out as matrices."""
     layers = []
-    behind = stages(stack.module) or []
-    for layer, stage in zip(linear_layers(stack.module), behind, strict=True):
-        weight = _states(stack, layer.weight)
+    for layer, stage in zip(linear_layers(stack.module), stages(stack.module) or [], strict=True):
+        states = {name: _states(stack, p) for name, p in _parameters(layer, stage).items()}
         if isinstance(layer, PartitionedLinear):
-            weight = [spread(tensor, layer.owner, layer.alpha) for tensor in weight]
-        bias = None if layer.bias is None else tuple(_states(stack, layer.bias))
+            states["weight"] = [spread(x, layer.owner, layer.alpha) for x in states["weight"]]
+        states["weight"] = [tensor.contiguous() for tensor in states["weight"]]
         mask = layer.pattern() if isinstance(layer, SparseLinear) else None
-        matrices = tuple(tensor.contiguous() for tensor in weight)
-        layers.append(WideLayer(matrices, bias, mask, _vectors(stack, stage.norm)))
+        layers.append(WideLayer(states, mask))
     return layers
 
 
@@ -340,26 +296,19 @@ def write(stack: Stack, layers: list[WideLayer]) -> None:
     """Take the matrices back into the stack."""
     behind = stages(stack.module) or []
     for layer, stage, wide in zip(linear_layers(stack.module), behind, layers, strict=True):
-        for target, tensor in zip(_states(stack, layer.weight), wide.weight, strict=True):
-            matrix = tensor.to(target.device)
-            if isinstance(layer, PartitionedLinear):
-                matrix = gathered(matrix, layer.owner, layer.alpha)
-            target.copy_(matrix)
-        if layer.bias is not None and wide.bias is not None:
-            for target, tensor in zip(_states(stack, layer.bias), wide.bias, strict=True):
-                target.copy_(tensor)
-        held = _vectors(stack, stage.norm)
-        if held is not None and wide.norm is not None:
-            for targets, tensors in zip(held, wide.norm, strict=True):
-                for target, tensor in zip(targets, tensors, strict=True):
-                    target.copy_(tensor)
+        for name, parameter in _parameters(layer, stage).items():
+            for target, tensor in zip(_states(stack, parameter), wide.states[name], strict=True):
+                values = tensor.to(target.device)
+                if name == "weight" and isinstance(layer, PartitionedLinear):
+                    values = gathered(values, layer.owner, layer.alpha)
+                target.copy_(values)
 
 
-def _vectors(stack: Stack, norm: nn.LayerNorm | None) -> tuple[Vectors, Vectors] | None:
-    """Return the scale and the shift of a LayerNorm, each with its moments."""
-    if norm is None:
-        return None
-    return tuple(_states(stack, norm.weight)), tuple(_states(stack, norm.bias))
+def _parameters(layer: nn.Linear | SparseLinear, stage: Stage) -> dict[str, Tensor]:
+    found = {"weight": layer.weight, "bias": layer.bias}
+    if stage.norm is not None:
+        found |= {"scale": stage.norm.weight, "shift": stage.norm.bias}
+    return {name: parameter for name, parameter in found.items() if parameter is not None}
 
 
 def _states(stack: Stack, parameter: Tensor) -> list[Tensor]:

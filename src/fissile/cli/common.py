@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +37,7 @@ __all__ = [
     "print_status",
     "print_verdicts",
     "show",
+    "store_in",
     "table_of",
 ]
 
@@ -57,6 +58,11 @@ Jobs = Annotated[
     ),
 ]
 OUT = Path("fissile-lab")
+
+
+def store_in(out: Path) -> AbstractContextManager[Store | None]:
+    """Open the store of a folder, if there is one."""
+    return Store(out, create=False) if (out / "trials.sqlite").exists() else nullcontext()
 
 
 @contextmanager

@@ -20,9 +20,8 @@ from rich.table import Table
 
 from fissile._common.errors import FissileError
 from fissile.lab.plots import draw, save
-from fissile.lab.progress import Bar
 from fissile.lab.results import Results
-from fissile.lab.run import run
+from fissile.lab.run import Bar, run
 from fissile.lab.stats import summary
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES

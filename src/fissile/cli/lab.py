@@ -28,11 +28,12 @@ from fissile.cli.common import (
     interruptible,
     print_status,
     show,
+    store_in,
     table_of,
 )
 from fissile.cli.run import RUN, run
-from fissile.lab.progress import Bar
 from fissile.lab.results import latest, load, readable
+from fissile.lab.run import Bar
 from fissile.lab.run import run as run_trials
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES, find
@@ -63,7 +64,7 @@ SomeScale = Annotated[Scale | None, typer.Option(help="Only runs of this scale."
 def studies(out: Out = OUT) -> None:
     """List the studies, what each costs at each scale, and what is already done."""
     table = table_of("study", "what the paper shows", *SCALES)
-    with Store(out, create=False) if _exists(out) else _Nothing() as store:
+    with store_in(out) as store:
         for study in STUDIES.values():
             costs = [_cost(study, scale, store) for scale in SCALES]
             table.add_row(study.id, study.artefact, *costs)
@@ -203,20 +204,6 @@ def theory(
 
 
 # --- helpers
-
-
-class _Nothing:
-    """Stands for a store that is not there."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def _exists(out: Path) -> bool:
-    return (out / "trials.sqlite").exists()
 
 
 def _cost(study: Study, scale: str, store: Store | None) -> str:

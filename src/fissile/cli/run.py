@@ -1,12 +1,13 @@
-"""The command ``fissile run``: trials of studies, on this machine or on a cluster."""
+"""The commands ``fissile run``, for trials of studies, and ``fissile plan``, for their time."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
+from fissile._common.cores import cores
 from fissile._common.errors import FissileError
+from fissile._common.progress import duration
 from fissile.bank import check_device
 from fissile.cli.common import (
     OUT,
@@ -28,18 +31,23 @@ from fissile.cli.common import (
     parsed,
     print_status,
     print_verdicts,
+    show,
+    store_in,
+    table_of,
 )
 from fissile.data.catalogue import find as find_set
+from fissile.lab.batching import default_jobs
 from fissile.lab.classifier import meant
-from fissile.lab.progress import Bar
+from fissile.lab.plan import Estimate, estimate
 from fissile.lab.results import load
+from fissile.lab.run import Bar
 from fissile.lab.run import run as run_trials
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import SEVERAL, STUDIES, find
 from fissile.lab.study import Study
 from fissile.lab.trial import Work
 
-__all__ = ["RUN", "run"]
+__all__ = ["PLAN", "RUN", "plan", "run"]
 
 RUN = (
     "Examples: fissile run superposition --scale quick · "
@@ -49,16 +57,32 @@ RUN = (
     "fissile run frontier --scale quick · "
     "fissile run all --on ray --address 10.0.0.1:6379"
 )
+PLAN = (
+    "Examples: fissile plan superposition --scale paper · "
+    "fissile plan imagenet1k --scale paper --device cuda --workers 8 · "
+    "fissile plan all --scale paper --out fissile-lab --json"
+)
 
 On = Enum("On", {name: name for name in ("here", "ray")}, type=str)  # type: ignore[misc]
+Device = Enum("Device", {name: name for name in ("cpu", "cuda")}, type=str)  # type: ignore[misc]
+Size = Annotated[Scale, typer.Option(help="From seconds to the paper's own grid.")]
+Trials = Annotated[
+    int | None, typer.Option(min=1, help="Trials per setting; by default the scale's.")
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE,...", help="Only some cells, e.g. neurons=4,8."),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train=5000."),
+]
 
 
 def run(
     ids: Ids,
-    scale: Annotated[Scale, typer.Option(help="From seconds to the paper's own grid.")] = "quick",  # type: ignore[assignment]
-    trials: Annotated[
-        int | None, typer.Option(min=1, help="Trials per setting; by default the scale's.")
-    ] = None,
+    scale: Size = "quick",  # type: ignore[assignment]
+    trials: Trials = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -80,10 +104,7 @@ def run(
         float | None,
         typer.Option(min=0, help="Store results after about so many seconds of work."),
     ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE,...", help="Only some cells, e.g. neurons=4,8."),
-    ] = None,
+    only: Only = None,
     minutes: Annotated[
         float | None,
         typer.Option("--for", min=0, help="Begin nothing more after so many minutes."),
@@ -92,10 +113,7 @@ def run(
     data: Annotated[
         Path | None, typer.Option(help="A folder with data sets; see: fissile data.")
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train=5000."),
-    ] = None,
+    changes: Changes = None,
 ) -> None:
     """Run studies; what is stored already is not computed again, and Ctrl-C loses little."""
     _check_place(on.value, address, device)
@@ -156,30 +174,36 @@ def _asked(
     ids: Sequence[str], scale: str, trials: int | None, changes: Sequence[str]
 ) -> tuple[list[Run], list[Work]]:
     """Return the runs that were asked for, and all their trials."""
-    chosen, changed = find(ids), parsed(changes)
-    runs = [_wanted(study, scale, trials, changed) for study in chosen]
+    known = _changes(find(ids), scale, changes)
+    runs = [_wanted(study, scale, trials, known[study.id]) for study in find(ids)]
     runs = _with_data(runs, skip=not set(SEVERAL).isdisjoint(ids))
-    # A setting that only some studies have changes those; one that none has is a mistake.
-    for name in set(changed) - {name for one in runs for name in one.changes}:
-        chosen[0].works(scale, trials, {name: changed[name]})
     works = [
         w for one in runs for w in STUDIES[one.study].everything(one.scale, trials, one.changes)
     ]
     return runs, works
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _changes(
+    studies: Sequence[Study], scale: str, words: Sequence[str]
+) -> dict[str, dict[str, object]]:
+    """Return what changes in each study: a setting that none of them has is a mistake."""
+    changes = parsed(words)
+    for name in set(changes).difference(*(study.settings for study in studies)):
+        studies[0].works(scale, 1, {name: changes[name]})  # which raises an error
+    return {
+        study.id: {name: value for name, value in changes.items() if name in study.settings}
+        for study in studies
+    }
 
 
 def _wanted(study: Study, scale: str, trials: int | None, changes: dict[str, object]) -> Run:
     """Return the run that makes one study, with the command that makes it again."""
-    known = {name: value for name, value in changes.items() if name in study.settings}
     words = ["fissile", "run", study.id, "--scale", scale]
     words += ["--trials", str(trials)] if trials is not None else []
-    for name, value in known.items():
+    for name, value in changes.items():
         words += ["--set", f"{name}={value}"]
-    return Run(study.id, scale, trials, known, shlex.join(words), _now())
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Run(study.id, scale, trials, changes, shlex.join(words), now)
 
 
 def _look_in(folder: Path) -> None:
@@ -206,3 +230,87 @@ def _with_data(runs: list[Run], *, skip: bool) -> list[Run]:
     if not found:
         raise FissileError("there is nothing to run; see: fissile data")
     return found
+
+
+def plan(
+    ids: Ids,
+    scale: Size = "quick",  # type: ignore[assignment]
+    trials: Trials = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Cores, or processes on GPUs; by default as many as a run here has."
+        ),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to train.")] = "cpu",  # type: ignore[assignment]
+    only: Only = None,
+    out: Out = OUT,
+    changes: Changes = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Estimate how long a run will take, from the times of stored trials.
+
+    Trials that the store holds are left out. Kinds of trials that it has no times for are tried
+    for some seconds. Data sets need not be here.
+    """
+    known = _changes(find(ids), scale.value, changes or [])
+    with store_in(out) as store:
+        studies = {
+            study.id: study.everything(
+                scale.value, trials, _noted(store, study, scale.value, known[study.id])
+            )
+            for study in find(ids)
+        }
+        works = set(cells([work for each in studies.values() for work in each], only or []))
+        asked = {study: [w for w in each if w in works] for study, each in studies.items()}
+        missing = {s: store.missing(each) if store else each for s, each in asked.items()}
+        times = store.times() if store else ()
+    here = cores() if device.value == "cpu" else default_jobs(device.value, list(works))
+    expected = estimate(missing, times, device.value, workers or here)
+    if as_json:
+        counts = {study: len(each) for study, each in missing.items()}
+        typer.echo(json.dumps(asdict(expected) | {"error": expected.error, "missing": counts}))
+    elif not expected.trials:
+        typer.echo(f"There is nothing to do: {out} holds every trial.")
+    else:
+        _print_estimate(expected, asked, missing)
+
+
+def _noted(
+    store: Store | None, study: Study, scale: str, changes: dict[str, object]
+) -> dict[str, object]:
+    """Add to the changes which arrays the store's newest run on the same data saw."""
+    data = study.data(scale, changes)
+    for run in store.runs() if store else ():
+        if (run.study, run.scale) == (study.id, scale) and study.data(scale, run.changes) == data:
+            arrays = run.changes.keys() - run.told.keys()
+            return {name: run.changes[name] for name in arrays} | changes
+    return changes
+
+
+def _print_estimate(
+    expected: Estimate,
+    asked: Mapping[str, Sequence[Work]],
+    missing: Mapping[str, Sequence[Work]],
+) -> None:
+    table = table_of("study", "trials", "missing", "time")
+    for study, seconds in expected.studies.items():
+        table.add_row(study, f"{len(asked[study]):,}", f"{len(missing[study]):,}", _time(seconds))
+    show(table)
+    total = _time(expected.seconds)
+    typer.echo(f"All {expected.trials:,} on {expected.workers:,} workers: {total}.")
+    if expected.unknown:
+        kinds = ", ".join(expected.unknown)
+        typer.echo(f"No time is known, and none can be tried here, of: {kinds}.")
+    if single := [kind for kind, rate in expected.rates.items() if not rate.ratios]:
+        typer.echo(f"From a single measurement, with an unknown error: {', '.join(single)}.")
+    if error := expected.error:
+        typer.echo(
+            f"Stored batches took {error['median']:.2f} times as long as the other batches' times "
+            f"say (median of {error['batches']:,}; 90 % took {error['low']:.2f} to "
+            f"{error['high']:.2f} times)."
+        )
+
+
+def _time(seconds: float | None) -> str:
+    return "unknown" if seconds is None else duration(seconds)

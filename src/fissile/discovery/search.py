@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fissile._common.errors import FissileError
-from fissile._common.table import aligned
+from fissile._common.progress import aligned
 from fissile.discovery.follow import FROZEN
 from fissile.discovery.meta_copy import meta_copy, random_numbers_apart
 from fissile.discovery.module_checks import (

@@ -10,7 +10,7 @@ from typing import TextIO
 from torch import nn
 
 from fissile._common.errors import FissileError
-from fissile._common.table import aligned
+from fissile._common.progress import aligned
 from fissile.expansion.budget import NonZeros, nonzeros
 from fissile.layers import DropConnectLinear, SparseConv2d, SparseLayer, is_transposed
 

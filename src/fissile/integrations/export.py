@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fissile._common.errors import FileError, FissileError, needs
+from fissile._common.files import move_finished
 from fissile.expansion.expand import to_dense
 
 __all__ = ["to_onnx"]
@@ -74,8 +75,7 @@ def to_onnx(
             tried = [(args, kwargs)] + ([_repeated(args, kwargs)] if dynamic_batch else [])
             for one in tried:
                 _compare(model, draft, *one)
-        for file in Path(folder).iterdir():
-            os.replace(file, target.parent / file.name)
+        move_finished(Path(folder), target.parent, last=target.name)
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

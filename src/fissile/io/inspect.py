@@ -56,7 +56,7 @@ def read(path: str | os.PathLike[str]) -> Content:
     with _named(path):
         if is_packed(recipe):
             return _packed(tensors, recipe)
-        return _expanded(tensors, _known(safetensors.completed(recipe, tensors, None)))
+        return _expanded(tensors, _known(recipe))
 
 
 @contextmanager
@@ -155,10 +155,7 @@ def _kernel(name: str, entry: Mapping[str, Any]) -> list[int]:
         return []
     kernel = kernel_in(name, entry)
     if kernel is None:
-        raise FileError(
-            f"{name!r} is a packed convolution of an early file, and only the model knows its "
-            "kernel: use fissile.load(path, model)"
-        )
+        raise FileError(f"{name!r} is a packed convolution without a kernel in the recipe")
     return kernel
 
 

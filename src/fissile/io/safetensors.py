@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fissile._common.errors import FileError
 from fissile._common.files import atomic_write
-from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer, width_of
+from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 from fissile.packed import files as packs
 from fissile.packed.files import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
@@ -21,7 +21,6 @@ __all__ = [
     "check_patterns",
     "check_sizes",
     "check_tensors",
-    "completed",
     "names_in",
     "read",
     "write",
@@ -85,35 +84,6 @@ def names_in(names: Any) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise FileError("the recipe is damaged: what does not learn is no list of names")
     return names
-
-
-def completed(
-    recipe: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None
-) -> dict[str, Any]:
-    """Add what files of the first release leave to their tensors: sizes, and the norms' widths.
-
-    Without the model, whatever is as wide as a layer is taken for a norm.
-    """
-    layers = {name: dict(entry) for name, entry in recipe["layers"].items()}
-    for name, entry in layers.items():
-        if "inputs" not in entry:
-            rows, entry["inputs"] = tensors[f"{name}.weight"].shape[:2]
-            entry["outputs"] = rows * entry.get("alpha", 1)
-    norms = recipe.get("norms")
-    if norms is None:
-        wide = {entry[key] for entry in layers.values() for key in ("inputs", "outputs")}
-        modules = None if model is None else dict(model.named_modules())
-        norms = {
-            name: tensor.shape[-1]
-            for key, tensor in tensors.items()
-            if (name := key.removesuffix(".weight")) != key
-            and (
-                tensor.ndim == 1 and len(tensor) in wide
-                if modules is None
-                else name in modules and width_of(modules[name]) is not None
-            )
-        }
-    return recipe | {"layers": layers, "norms": norms}
 
 
 def check_sizes(layers: dict[str, dict[str, Any]], tensors: dict[str, Tensor]) -> None:

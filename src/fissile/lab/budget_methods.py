@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from fissile.bank.sparse import Plan, Prune, Rewire, SplitAt
-from fissile.bank.sparse.presets import is_large, within_budget
-from fissile.bank.sparse.presets import plans as recommended
+from fissile.bank.sparse.plan import is_large, within_budget
+from fissile.bank.sparse.plan import recommended_plans as recommended
 
 __all__ = ["ABLATED", "CONTENDERS", "METHODS", "OURS", "SETTINGS"]
 

@@ -1,8 +1,8 @@
-"""Classifiers of real data in the lab: which arrays they see, and what is measured of them."""
+"""Classifiers of real data: the arrays they see, their measures, and contests for a budget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,13 +12,25 @@ from torch import Tensor
 
 from fissile import measure
 from fissile._common.errors import FissileError
+from fissile._common.shapes import Bool, Float, Int
 from fissile.bank import Bank, Data, Spec
+from fissile.bank.sparse import Plan, train
 from fissile.data.catalogue import load as load_set
 from fissile.data.sets import Labelled
 from fissile.lab.task import HELD_OUT, Features, Images
-from fissile.lab.trial import Trial, Work, changed
+from fissile.lab.trial import SEARCHED, Contender, Trial, Work, changed
 
-__all__ = ["STREAMED", "Arrays", "Classifiers", "bound", "fingerprint", "load", "meant"]
+__all__ = [
+    "STREAMED",
+    "Arrays",
+    "Classifiers",
+    "arrays_on",
+    "bound",
+    "contest",
+    "fingerprint",
+    "load",
+    "meant",
+]
 
 #: Raw features beyond so many bytes are read from their file as they are needed; scaled ones are
 #: held in memory.
@@ -132,3 +144,107 @@ class Classifiers:
 
 def _single(x: np.ndarray) -> Tensor:
     return torch.tensor(np.asarray(x, dtype=np.float32))
+
+
+# --- contests: search settings on held-out samples, train the best, test once
+
+
+def contest(
+    contenders: Sequence[Contender],
+    device: str = "cpu",
+    on_steps: Callable[[float], None] | None = None,
+    arrays: Arrays | None = None,
+) -> dict[Contender, dict[str, float]]:
+    """Return what each contender came to; all see the same data, epochs and batches.
+
+    >>> contest([Contender(Features("clinc150-minilm"), 8, "l1")])
+    """
+    first = contenders[0]
+    whole = load(first.task, arrays)
+    if first.task.classes:
+        whole = whole.some_classes(first.task.classes)
+    train_on, scaling = _Trainer(first, device, on_steps), first.task.scaling
+    cells = list(dict.fromkeys(one.network() for one in contenders))
+    chosen = _searched(cells, train_on, whole.held_out(HELD_OUT).flat().scaled(scaling))
+    numbers = sorted({one.number for one in contenders})
+    plans = [plan for plan, _, _ in chosen]
+    tested = train_on(plans, numbers, whole.flat().scaled(scaling))
+    budgets = torch.tensor([cell.budget for cell in cells])
+    assert bool((tested.nonzeros <= budgets).all()), "a budget was exceeded"
+    measures = {}
+    for one in contenders:
+        cell = cells.index(one.network())
+        _, setting, held_out = chosen[cell]
+        accuracy, nonzeros, sound = (float(t[numbers.index(one.number), cell]) for t in tested)
+        measures[one] = {
+            "accuracy": accuracy,
+            "nonzeros": nonzeros,
+            "setting": float(setting),
+            "held_out": held_out,
+            "diverged": 1.0 - sound,
+        }
+    return measures
+
+
+class _Tested(NamedTuple):
+    """What networks came to: a row for every seed, a column for every plan."""
+
+    accuracy: Float[Tensor, "seeds plans"]
+    nonzeros: Int[Tensor, "seeds plans"]
+    sound: Bool[Tensor, "seeds plans"]  # it has not diverged
+
+
+class _Trainer:
+    """Trains plans as contenders of one data set are trained, and reports how far it is.
+
+    It is called twice, for the search and for the test: each is half of the work.
+    """
+
+    def __init__(
+        self, first: Contender, device: str, on_steps: Callable[[float], None] | None
+    ) -> None:
+        self.first, self.device, self.on_steps = first, device, on_steps
+        self.before = 0.0  # the share that was done before this phase
+
+    def __call__(self, plans: Sequence[Plan], seeds: Sequence[int], data: Labelled) -> _Tested:
+        x, y, x_test, y_test = arrays_on(data, self.device)
+        shape = len(seeds), len(plans)
+        accuracy = torch.zeros(shape, dtype=torch.float64)
+        nonzeros = torch.zeros(shape, dtype=torch.long)
+        sound = torch.zeros(shape, dtype=torch.bool)
+        stacks = train(
+            plans, seeds, x, y, outputs=self.first.task.outputs, epochs=self.first.epochs,
+            batch=self.first.batch, device=self.device, on_epoch=self._report,
+        )  # fmt: skip
+        for stack, places in stacks:
+            accuracy[:, places] = stack.accuracy(x_test, y_test).cpu()
+            nonzeros[:, places] = stack.nonzeros().cpu()
+            sound[:, places] = stack.finite().cpu()
+        self.before += 0.5
+        return _Tested(accuracy, nonzeros, sound)
+
+    def _report(self, epoch: int) -> None:
+        if self.on_steps is not None:
+            self.on_steps(self.before + 0.5 * epoch / self.first.epochs)
+
+
+def _searched(
+    cells: Sequence[Contender], train_on: _Trainer, data: Labelled
+) -> list[tuple[Plan, int, float]]:
+    """Return, for every cell, its best setting's plan and number, and its held-out accuracy."""
+    settings = [cell.plans for cell in cells]
+    flat = [plan for plans in settings for plan in plans]
+    accuracy = train_on(flat, SEARCHED, data).accuracy.mean(0)
+    best = []
+    for plans, own in zip(settings, accuracy.split([len(p) for p in settings]), strict=True):
+        place = int(own.argmax())
+        best.append((plans[place], place, float(own[place])))
+    return best
+
+
+def arrays_on(data: Labelled, device: str) -> tuple[Tensor, Int[Tensor, ...], Tensor, Tensor]:
+    """Return the arrays on the device, divided by one number so that inputs vary by one."""
+    x, x_test = (_single(one) for one in (data.x, data.x_test))
+    scale = float(x.std())
+    y, y_test = (torch.tensor(one, dtype=torch.long) for one in (data.y, data.y_test))
+    return (x / scale).to(device), y.to(device), (x_test / scale).to(device), y_test.to(device)

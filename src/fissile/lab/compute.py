@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ from fissile.bank import Bank, Dense, DropConnect, Dynamic, Expand, Spec
 from fissile.bank.bank import Quiet
 from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
-from fissile.lab.budget_search import contest
-from fissile.lab.classifier import Arrays, Classifiers, load
+from fissile.lab.classifier import Arrays, Classifiers, contest, load
 from fissile.lab.task import Boolean, Images, Plateau, length, limit, plateau, stopped
 from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work
 from fissile.measure.theory import required_width
@@ -69,13 +68,10 @@ def compute(
         found = [
             TrialResult(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)
         ]
-    elif trials[0].arm.split == "converged":
-        if isinstance(trials[0].task, Images):
-            found = _images_trained_on(trials, device, on_steps, on_outcomes, arrays)
-        else:
-            found = _trained_on(trials, device, on_steps, arrays)
     elif isinstance(trials[0].task, Images):
-        found = _convolutional(trials, device, on_steps, on_outcomes, arrays)
+        found = _behind_backbones(trials, device, on_steps, on_outcomes, arrays)
+    elif trials[0].arm.split == "converged":
+        found = _trained_on(trials, device, on_steps, arrays)
     else:
         found = _on_bank(trials, device, on_steps, arrays)
     # Side by side, nobody has seconds of their own: the time is shared out by estimated cost.
@@ -171,40 +167,6 @@ def _trained_on(
     ]
 
 
-def _images_trained_on(
-    trials: Sequence[Trial],
-    device: str,
-    on_steps: OnSteps | None,
-    on_outcomes: OnOutcomes | None,
-    arrays: Arrays | None,
-) -> list[TrialResult]:
-    """Train dense networks behind a backbone until each has converged."""
-    warm_up = trials[0].warm_up
-    outcomes: dict[int, TrialResult] = {}
-    begin = time.perf_counter()
-
-    def finished(number: int, _: str, one: Trained) -> None:
-        """Take a network that has converged; it is worth keeping at once."""
-        flat = plateau(one.accuracy, warm_up) or stopped(one.accuracy, warm_up)
-        measures = _criterion(one.accuracy, flat, warm_up, one.nonzeros)
-        outcomes[number] = TrialResult(trials[number], measures, 0.0)
-        if on_outcomes is not None:
-            taken = (time.perf_counter() - begin) / len(outcomes)
-            on_outcomes([replace(outcomes[number], seconds=taken)])
-
-    _behind_backbones(
-        trials,
-        {"converged": Dense()},
-        device,
-        arrays,
-        fine_tune=limit(warm_up) - warm_up,
-        enough=lambda curve: plateau(curve, warm_up) is not None,
-        progress=on_steps,
-        on_trained=finished,
-    )
-    return [outcomes[number] for number in range(len(trials))]
-
-
 def _criterion(
     curve: Sequence[float], flat: Plateau, warm_up: int, weights: int
 ) -> dict[str, float]:
@@ -235,7 +197,7 @@ class _Share(Quiet):
 def bank_arm(arm: Arm, network: Trial) -> BankArm:
     """Return what a bank calls an arm of a trial."""
     match arm.split:
-        case "dense":
+        case "dense" | "converged":
             return Dense()
         case "dropconnect":
             return DropConnect(arm.alpha)
@@ -255,90 +217,68 @@ def _split(arm: Arm, network: Trial) -> Split:
 # --- behind a convolutional backbone
 
 
-def _convolutional(
+def _behind_backbones(
     trials: Sequence[Trial],
     device: str,
     on_steps: OnSteps | None,
     on_outcomes: OnOutcomes | None,
     arrays: Arrays | None,
 ) -> list[TrialResult]:
+    """Train networks of one task and recipe behind their backbones; keep each as it is finished.
+
+    A network is kept with all its arms: on a GPU a warm-up that is done again is not the same to
+    the last bit, and arms that are compared must come from one.
+    """
+    from fissile.bank import vision
+
     networks, arms = _grid(trials)
+    first, task = networks[0], networks[0].task
+    assert isinstance(task, Images)
     wanted = {(trial.network(), repr(trial.arm)): trial for trial in trials}
-    outcomes: list[TrialResult] = []
+    outcomes: dict[Trial, TrialResult] = {}
     begin = time.perf_counter()
 
-    def finished(number: int, arm: str, one: Trained) -> None:
-        """Take a network of one arm; once it has all its arms, it is worth keeping.
+    def finished(number: int, arm: str, trained: Trained) -> None:
+        trial = wanted[networks[number], arm]
+        outcomes[trial] = _behind_backbone(trial, trained)
+        own = [wanted[networks[number], repr(arm)] for arm in arms]
+        if on_outcomes is not None and all(trial in outcomes for trial in own):
+            taken = (time.perf_counter() - begin) / len(outcomes)
+            on_outcomes([replace(outcomes[trial], seconds=taken) for trial in own])
 
-        On a GPU a warm-up that is done again is not the same to the last bit: arms that are
-        compared must come from one.
-        """
-        network = networks[number]
-        outcomes.append(_behind_backbone(wanted[network, arm], one))
-        own = [found for found in outcomes if _network_of(found) == network]
-        if len(own) == len(arms) and on_outcomes is not None:
-            taken = time.perf_counter() - begin
-            on_outcomes([replace(found, seconds=taken / len(outcomes)) for found in own])
-
-    _behind_backbones(
-        networks,
-        {repr(arm): bank_arm(arm, networks[0]) for arm in arms},
-        device,
-        arrays,
-        fine_tune=networks[0].fine_tune,
+    converging = first.arm.split == "converged"
+    warm_up, held = first.warm_up, load(task, arrays)
+    vision.train(
+        [vision.Network(task.projection, one.neurons, one.number) for one in networks],
+        vision.Images(*map(torch.tensor, (held.x, held.y, held.x_test, held.y_test))),
+        {repr(arm): bank_arm(arm, first) for arm in arms},
+        recipe=first.recipe,
+        warm_up=warm_up,
+        fine_tune=limit(warm_up) - warm_up if converging else first.fine_tune,
+        mirror=task.mirror,
+        enough=(lambda curve: plateau(curve, warm_up) is not None) if converging else None,
+        device=device,
         progress=on_steps,
         on_trained=finished,
     )
-    return sorted(outcomes, key=lambda one: trials.index(one.work))
+    return [outcomes[trial] for trial in trials]
 
 
-def _behind_backbones(
-    networks: Sequence[Trial],
-    arms: dict[str, BankArm],
-    device: str,
-    arrays: Arrays | None,
-    **how: Any,
-) -> list[dict[str, Trained]]:
-    """Train networks of one task and recipe behind their backbones."""
-    from fissile.bank import vision
-
-    first, held = networks[0], load(_images(networks[0]), arrays)
-    return vision.train(
-        [vision.Network(_images(one).projection, one.neurons, one.number) for one in networks],
-        vision.Images(*map(torch.tensor, (held.x, held.y, held.x_test, held.y_test))),
-        arms,
-        recipe=first.recipe,
-        warm_up=first.warm_up,
-        mirror=_images(first).mirror,
-        device=device,
-        **how,
-    )
-
-
-def _network_of(outcome: TrialResult) -> Work:
-    return outcome.work.network()
-
-
-def _images(trial: Trial) -> Images:
-    assert isinstance(trial.task, Images)
-    return trial.task
-
-
-def _behind_backbone(trial: Trial, one: Trained) -> TrialResult:
+def _behind_backbone(trial: Trial, trained: Trained) -> TrialResult:
+    curve, warm_up = trained.accuracy, trial.warm_up
+    if trial.arm.split == "converged":
+        flat = plateau(curve, warm_up) or stopped(curve, warm_up)
+        return TrialResult(trial, _criterion(curve, flat, warm_up, trained.nonzeros), 0.0)
+    reached = [value for value in curve if isfinite(value)]
     measures = {
-        "accuracy": _last(one.accuracy),
-        "best": max(filter(isfinite, one.accuracy), default=nan),
-        "warm": one.accuracy[trial.warm_up - 1] if trial.warm_up else nan,
-        "nonzeros": float(one.nonzeros),
-        "diverged": float(one.diverged),
+        "accuracy": reached[-1] if reached else nan,
+        "best": max(reached, default=nan),
+        "warm": curve[warm_up - 1] if warm_up else nan,
+        "nonzeros": float(trained.nonzeros),
+        "diverged": float(trained.diverged),
     }
-    arrays = {"curve": torch.tensor(one.accuracy)} if trial.pictures else {}
+    arrays = {"curve": torch.tensor(curve)} if trial.pictures else {}
     return TrialResult(trial, measures, 0.0, arrays)
-
-
-def _last(curve: Sequence[float]) -> float:
-    """Return the accuracy after the last epoch that a network finished."""
-    return next((value for value in reversed(curve) if isfinite(value)), nan)
 
 
 def sampled(work: Sampling) -> dict[str, float]:

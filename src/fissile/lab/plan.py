@@ -1,11 +1,10 @@
-"""How long a run will take: the cost of its trials, times the seconds that a cost took before.
+"""How long a run will take: the costs of its trials, times the seconds that a cost has taken.
 
->>> estimate = plan({"codes": STUDIES["codes"].works("paper")}, Store("results").times())
->>> estimate.seconds, estimate.error
+>>> estimate({"codes": STUDIES["codes"].works("paper")}, Store("results").times()).seconds
 
-A rate is the seconds that one unit of cost (:mod:`fissile.lab.cost`) takes a worker, for a kind of
-trial. It comes from trials that a store holds, computed on the same device; where there are none,
-from a short calibration run. Otherwise the time is unknown, and that is said.
+Every trial has a cost, about its seconds on two cores (:attr:`fissile.lab.trial.Trial.cost`). A
+rate is the time of one worker for a unit of cost; each kind of trial has its own. It comes from
+stored trials of the same device. A kind that has none stored is tried for some seconds.
 """
 
 from __future__ import annotations
@@ -24,76 +23,57 @@ from fissile.lab.compute import compute
 from fissile.lab.store import Provenance, Time
 from fissile.lab.trial import Boolean, Contender, Features, Images, Sampling, Trial, Work, from_spec
 
-__all__ = ["Error", "Estimate", "Rate", "calibrated", "kind_of", "plan", "rates"]
+__all__ = ["Estimate", "Rate", "calibrated", "estimate", "kind_of", "rates"]
 
 _BESIDE = 8  # networks that a calibration run trains side by side
 _ENOUGH = 0.5  # seconds of a calibration run that are worth counting
 
 
 class Rate(NamedTuple):
-    """The seconds of a worker for a unit of cost, and what they come from."""
+    """The seconds of a worker for a unit of cost."""
 
     seconds: float
-    #: For every stored batch: its time over what the other batches would have said of it.
-    ratios: tuple[float, ...] = ()
-    batches: int = 0  # stored batches; 0 for a calibration run
-
-
-class Error(NamedTuple):
-    """How many times as long as estimated stored batches took."""
-
-    median: float
-    low: float  # 90 % of the batches lie between low and high
-    high: float
-    batches: int
+    ratios: tuple[float, ...] = ()  # each stored batch's time, over what the others predict for it
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take; seconds are None where the rate of a kind is unknown."""
+    """The time of a run; seconds are None where a kind of trial has no rate."""
 
     trials: int
     workers: int
     seconds: float | None
-    studies: Mapping[str, float | None]  # the seconds of each alone
+    studies: Mapping[str, float | None]  # the seconds of each study alone
     rates: Mapping[str, Rate]  # by kind of trial
     unknown: Sequence[str]  # kinds without a rate
 
     @property
-    def error(self) -> Error | None:
-        """How far off the rates were on stored batches; None where there are too few."""
+    def error(self) -> dict[str, float] | None:
+        """How many times as long as predicted stored batches took; None where there are too few."""
         ratios = [ratio for rate in self.rates.values() for ratio in rate.ratios]
         if not ratios:
             return None
-        low, median, high = np.percentile(ratios, (5, 50, 95)).tolist()
-        return Error(median, low, high, len(ratios))
+        low, median, high = np.percentile(ratios, (5, 50, 95)).tolist()  # 90 % lie in between
+        return {"low": low, "median": median, "high": high, "batches": len(ratios)}
 
 
-def plan(
+def estimate(
     studies: Mapping[str, Sequence[Work]],
     times: Iterable[Time] = (),
     device: str = "cpu",
     workers: int = 1,
-    *,
-    calibrate: bool = True,
 ) -> Estimate:
-    """Estimate how long trials take.
+    """Estimate how long trials take; those that several studies share are computed once.
 
-    >>> plan({"codes": STUDIES["codes"].works("paper")}, workers=4).seconds
+    >>> estimate({"codes": STUDIES["codes"].works("paper")}, store.times(), workers=4).seconds
 
-    Args:
-        studies: the trials of each study; those that several share are computed once.
-        times: of finished trials, from :meth:`Store.times`.
-        device: where networks are trained, ``cpu`` or ``cuda``.
-        workers: cores, or processes that train on a GPU.
-        calibrate: run a few small trials for kinds that the times do not cover.
+    Workers are cores, or processes that train on a GPU.
     """
     whole("workers", workers, least=1)
     works = list(dict.fromkeys(work for each in studies.values() for work in each))
-    known, examples = rates(times, device), {kind_of(work): work for work in works}
+    examples, known = {kind_of(work): work for work in works}, rates(times, device)
     for kind in examples.keys() - known.keys():
-        rate = calibrated(examples[kind], device) if calibrate else None
-        if rate is not None:
+        if (rate := calibrated(examples[kind], device)) is not None:
             known[kind] = rate
     return Estimate(
         trials=len(works),
@@ -106,7 +86,7 @@ def plan(
 
 
 def _seconds(works: Sequence[Work], known: Mapping[str, Rate], workers: int) -> float | None:
-    """Return the seconds of all trials, or those of the longest network if they are more."""
+    """Return the time of all trials, or that of the longest network if it is more."""
     networks: dict[Work, float] = defaultdict(float)
     for work in works:
         if kind_of(work) not in known:
@@ -116,11 +96,7 @@ def _seconds(works: Sequence[Work], known: Mapping[str, Rate], workers: int) -> 
 
 
 def kind_of(work: Work) -> str:
-    """Return the kind of trial, as far as its time goes.
-
-    >>> kind_of(Trial(Features("cifar100-clip"), depth=5))
-    'deep'
-    """
+    """Return the kind of a trial, such as ``deep``; trials of a kind share a rate."""
     if not isinstance(work, Trial):
         return work.kind
     if isinstance(work.task, Boolean):
@@ -133,66 +109,50 @@ def kind_of(work: Work) -> str:
 
 
 def rates(times: Iterable[Time], device: str = "cpu") -> dict[str, Rate]:
-    """Return the rate of every kind of trial that was computed on a device.
+    """Return the rate of each kind of trial that was computed on this machine's device.
 
-    The device is the one here; where no GPU is, any GPU's times are taken.
+    Where the device is a GPU and this machine has none, the times of any GPU are taken.
     """
     here = _machine(Provenance.here(device).device)[0]
-    batches: dict[str, dict[str, list[float]]] = defaultdict(
-        lambda: defaultdict(lambda: [0.0, 0.0])
-    )
-    for one in times:
-        machine, cores = _machine(one.device)
-        if machine != here and not (here == device != "cpu" and not cores):
-            continue
-        with suppress(FissileError):  # a trial that is not made any more
-            work = from_spec(one.kind, one.spec)
-            batch = batches[kind_of(work)][one.finished]
-            batch[0] += one.seconds * (cores or 1)
-            batch[1] += work.cost
-    return {kind: _rate(list(each.values())) for kind, each in batches.items()}
-
-
-def _rate(batches: Sequence[Sequence[float]]) -> Rate:
-    """Return the rate of batches of seconds and costs, each also estimated from the others."""
-    seconds, cost = (sum(column) for column in zip(*batches, strict=True))
-    if len(batches) == 1:
-        return Rate(seconds / cost, batches=1)
-    ratios = tuple(s / c * (cost - c) / (seconds - s) for s, c in batches)
-    return Rate(seconds / cost, ratios, len(batches))
+    batches: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for stored in times:
+        machine, cores = _machine(stored.device)
+        if machine == here or (here == device != "cpu" and not cores):
+            with suppress(FissileError):  # a trial that is not made any more
+                work = from_spec(stored.kind, stored.spec)
+                batch = batches[kind_of(work), stored.finished]
+                batch[0] += stored.seconds * (cores or 1)
+                batch[1] += work.cost
+    found: dict[str, Rate] = {}
+    for kind in {kind for kind, _ in batches}:
+        seconds, cost = np.array([each for key, each in batches.items() if key[0] == kind]).T
+        rest = seconds.sum() - seconds, cost.sum() - cost
+        ratios = (seconds / cost * rest[1] / rest[0]).tolist() if len(cost) > 1 else ()
+        found[kind] = Rate(float(seconds.sum() / cost.sum()), tuple(ratios))
+    return found
 
 
 def _machine(device: str) -> tuple[str, int]:
-    """Return the machine's name and the cores that a process had; 0 for a GPU.
-
-    >>> _machine("AMD EPYC, 2 cores"), _machine("NVIDIA H200")
-    (('AMD EPYC', 2), ('NVIDIA H200', 0))
-    """
+    """Return the name and the cores of a device such as "AMD EPYC, 2 cores"; a GPU has 0."""
     name, _, cores = device.rpartition(", ")
     count = cores.removesuffix(" cores")
     return (name, int(count)) if name and count.isdecimal() else (device, 0)
 
 
 def calibrated(work: Work, device: str = "cpu") -> Rate | None:
-    """Return the rate of small trials of this kind, run now; None if they cannot be.
-
-    >>> calibrated(Trial())
-
-    Features are those of a generated set, so that no data set has to be here. Convolutional
-    networks take too long to try.
-    """
+    """Return the rate of small trials of this kind, run now on generated data, if they can be."""
     name, cores = _machine(Provenance.here(device).device)
-    if name == device != "cpu" or isinstance(getattr(work, "task", None), Images):
-        return None  # there is no GPU here
-    size, seconds, costs = 1, 0.0, 1.0
+    if name == device != "cpu" or kind_of(work) == "images":  # no GPU is here; it takes too long
+        return None
+    size, seconds, cost = 1, 0.0, 1.0
     while seconds < _ENOUGH:  # the first run compiles, and later ones dwarf what is set up once
         batch = [_small(work, size, number) for number in range(_BESIDE)]
         begin = time.perf_counter()
         compute(batch, device)
         seconds = time.perf_counter() - begin if size > 1 else 0.0
-        costs = sum(one.cost for one in batch)
+        cost = sum(small.cost for small in batch)
         size *= 4
-    return Rate(seconds * (cores or 1) / costs)
+    return Rate(seconds * (cores or 1) / cost)
 
 
 def _small(work: Work, size: int, number: int) -> Work:

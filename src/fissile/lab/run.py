@@ -18,9 +18,11 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from types import TracebackType
 from typing import Any
 
 from fissile._common.errors import FissileError
+from fissile._common.progress import ProgressBar
 from fissile.lab.batching import (
     BATCH,
     Halt,
@@ -39,7 +41,7 @@ from fissile.lab.compute import TrialResult, compute
 from fissile.lab.store import Provenance, Store
 from fissile.lab.trial import Features, Images, Work
 
-__all__ = ["Here", "RunFailed", "Tally", "Watcher", "batches", "run", "side_by_side"]
+__all__ = ["Bar", "RunFailed", "Tally", "Watcher", "run"]
 
 
 @dataclass
@@ -69,25 +71,81 @@ class Tally:
 
 
 class Watcher:
-    """Is told how a run goes; this one does not care. See :mod:`fissile.lab.progress`."""
+    """Is called as a run goes on; this one does nothing."""
 
     def begin(self, trials: int, cost: float) -> None:
-        """Hear how much is to be done."""
+        """Take how much is to be done."""
 
     def advance(self, trials: int, cost: float) -> None:
-        """Hear what has been done."""
+        """Take what has been done."""
 
     def worked(self, worker: str, trials: int, seconds: float) -> None:
-        """Hear what one of several workers has done, and how long it was at it."""
+        """Take what one of several workers has done, and how long it took."""
 
     def start(self, cost: float) -> None:
-        """Hear how much the next batch is."""
+        """Take the cost of the next batch."""
 
     def within(self, share: float) -> None:
-        """Hear which share of the batch in this process is done."""
+        """Take the share of the batch in this process that is done."""
 
     def idle(self, trials: int) -> None:
-        """Hear that another process has the last trials."""
+        """Take how many trials another process has; they are the last."""
+
+
+class Bar(Watcher):
+    """Shows in the terminal how much of a run is done.
+
+    >>> with Bar() as bar:
+    ...     run(works, store, watcher=bar)
+
+    The time that is left follows the cost of the trials, not their number. Each worker of a cluster
+    has a line of its own.
+    """
+
+    _SHOWN = 8  # workers that have a line
+
+    def __enter__(self) -> Bar:
+        self._workers: dict[str, tuple[int, float]] = {}  # trials and seconds of each
+        self._batch = 0.0
+        self._bar = ProgressBar("training", "trials", self._lines)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.__exit__(kind, error, trace)
+
+    def _lines(self) -> list[str]:
+        lines = [
+            f"  {worker}: {trials:,} trials, {trials / max(seconds, 1e-9):,.3g} a second"
+            for worker, (trials, seconds) in list(self._workers.items())[: self._SHOWN]
+        ]
+        more = len(self._workers) - self._SHOWN
+        return [*lines, f"  and {more} more"] if more > 0 else lines
+
+    def begin(self, trials: int, cost: float) -> None:
+        self._bar.start(trials, work=cost)
+
+    def worked(self, worker: str, trials: int, seconds: float) -> None:
+        before, taken = self._workers.get(worker, (0, 0.0))
+        self._workers[worker] = before + trials, taken + seconds
+
+    def start(self, cost: float) -> None:
+        self._batch = cost
+
+    def within(self, share: float) -> None:
+        self._bar.refresh(ahead=share * self._batch)
+
+    def advance(self, trials: int, cost: float) -> None:
+        self._bar.task = "training"
+        self._bar.advance(trials, work=cost)
+
+    def idle(self, trials: int) -> None:
+        self._bar.task = f"another process has the last {trials}"
+        self._bar.refresh()
 
 
 _log = logging.getLogger("fissile")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +39,8 @@ from fissile.packed.format import (
     refuse_overflow,
 )
 from fissile.packed.layers import (
-    DOES_NOT_TRAIN,
     Bitmap,
+    InferenceOnly,
     Owned,
     Packed,
     PackedMaskedConv2d,
@@ -200,14 +201,17 @@ def is_two_of_four(pattern: Bool[Tensor, "outputs inputs"]) -> bool:
     return bool((pattern.unflatten(-1, (-1, 4)).sum(-1) <= 2).all())
 
 
+class SemiStructuredLinear(InferenceOnly, nn.Linear):
+    """PyTorch's linear layer over a semi-structured weight."""
+
+
 def semi_structured(layer: SparseLayer, dtype: torch.dtype | None) -> nn.Module | None:
     """Return a plain linear layer over a semi-structured weight; None if the layer is not 2:4."""
     if not isinstance(layer, SparseLinear) or layer.transposed or layer.weight.ndim != 2:
         return None
     if not is_two_of_four(layer.pattern()):
         return None
-    new = layer.written_out().to(dtype=dtype)
-    weight = new.get_parameter("weight").detach()
+    weight = cast(layer.dense_weight().detach(), dtype)
     if not weight.is_cuda:
         raise FissileError(
             'layout="2:4" is for GPUs: move the model there first, or use layout="inline"'
@@ -216,7 +220,10 @@ def semi_structured(layer: SparseLayer, dtype: torch.dtype | None) -> nn.Module 
         sparse = torch.sparse.to_sparse_semi_structured(weight)
     except (RuntimeError, ValueError) as error:
         raise FissileError(f"PyTorch does not take it as a 2:4 weight: {error}") from None
+    new = SemiStructuredLinear(layer.inputs, layer.outputs, device="meta")
     new.weight = nn.Parameter(sparse, requires_grad=False)
+    bias = None if layer.bias is None else nn.Parameter(cast(layer.bias.detach(), dtype).clone())
+    new.register_parameter("bias", bias)
     return new
 
 
@@ -268,11 +275,11 @@ def unpack(model: nn.Module) -> nn.Module:
         raise FissileError("the model has no packed layers")
     wide = _with(model, {name: unpacked_layer(layer) for name, layer in layers.items()})
     wide = _swap_sequences(wide, PackedSequential, nn.Sequential)
-    learns = wide.__dict__.pop("learns", None)
+    learns = vars(wide).pop("learns", None)
     for name, parameter in wide.named_parameters():
         parameter.requires_grad_(learns is None or name in learns)
-    for name in ("save_pretrained", "train"):
-        wide.__dict__.pop(name, None)
+    if isinstance(getattr(wide, "hf_quantizer", None), _Unserializable):
+        del wide.hf_quantizer
     return wide
 
 
@@ -280,12 +287,23 @@ def finish(packed: nn.Module, learns: frozenset[str]) -> nn.Module:
     """Return a model with packed layers as one for inference that remembers what would learn."""
     packed = _swap_sequences(packed, nn.Sequential, PackedSequential)
     packed.requires_grad_(False).eval()
-    packed.__dict__["learns"] = learns
-    if not isinstance(packed, Packed):  # which refuses by itself
-        packed.__dict__["train"] = partial(_refuse_training, packed)
+    setattr(packed, "learns", learns)  # noqa: B010
     if hasattr(packed, "save_pretrained"):
-        packed.__dict__["save_pretrained"] = _refuse_pretrained
+        setattr(packed, "hf_quantizer", _Unserializable())  # noqa: B010
     return packed
+
+
+class _Unserializable:
+    """The quantizer of a packed model of transformers, whose ``save_pretrained`` refuses it.
+
+    transformers saves no model whose quantizer is not one of its own, and quotes its method.
+    """
+
+    def __init__(self) -> None:
+        self.quantization_config = SimpleNamespace(
+            quant_method="fissile.pack (write the file with fissile.save, and read it with "
+            "fissile.load(path, dense_model))"
+        )
 
 
 def _two_of_four(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -315,20 +333,6 @@ def _each(model: nn.Module, make: Callable[[SparseLayer], nn.Module]) -> dict[st
     if not news:
         raise FissileError("the model has no expanded layers to pack; call fissile.expand first")
     return news
-
-
-def _refuse_training(model: nn.Module, mode: bool = True) -> nn.Module:
-    """Refuse before any part of the model has changed its mode."""
-    if mode:
-        raise FissileError(DOES_NOT_TRAIN)
-    return type(model).train(model, False)
-
-
-def _refuse_pretrained(*_: object, **__: object) -> None:
-    raise FissileError(
-        "transformers does not know packed layers: write the file with fissile.save, and read it "
-        "with fissile.load(path, dense_model)"
-    )
 
 
 def _with(model: nn.Module, news: Mapping[str, nn.Module]) -> nn.Module:
@@ -372,7 +376,8 @@ def _swap_sequences(
     swapped: dict[nn.Module, nn.Module] = {
         module: _sequence_like(module, new)
         for module in model.modules()
-        if type(module) is old and any(isinstance(m, SparseLayer) for m in module.children())
+        if type(module) is old
+        and any(isinstance(m, SparseLayer | InferenceOnly) for m in module.children())
     }
     for module in [*model.modules(), *swapped.values()]:
         for name, child in module._modules.items():

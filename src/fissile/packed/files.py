@@ -245,7 +245,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
 
 def frozen_in(model: nn.Module) -> list[str]:
     """Name what does not learn; in a packed model, what would not if it were unpacked."""
-    learns = model.__dict__.get("learns")
+    learns = getattr(model, "learns", None)
     named = model.named_parameters()
     return [n for n, p in named if not (p.requires_grad if learns is None else n in learns)]
 

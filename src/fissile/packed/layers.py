@@ -34,8 +34,8 @@ from fissile.packed.format import (
 )
 
 __all__ = [
-    "DOES_NOT_TRAIN",
     "Bitmap",
+    "InferenceOnly",
     "Owned",
     "Packed",
     "PackedLinear",
@@ -46,10 +46,24 @@ __all__ = [
 ]
 
 
-DOES_NOT_TRAIN = "a packed model does not train: call fissile.unpack, train that, and pack it again"
+_DOES_NOT_TRAIN = (
+    "a packed model does not train: call fissile.unpack, train that, and pack it again"
+)
 
 
-class Packed(SparseLayer):
+class InferenceOnly(nn.Module):
+    """A module that refuses to train, before any part of it has changed its mode."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Leave training mode; refuse to enter it."""
+        if mode:
+            raise FissileError(
+                "a packed model does not train: call fissile.unpack, train that, and pack it again"
+            )
+        return super().train(False)
+
+
+class Packed(InferenceOnly, SparseLayer):
     """What the packed layers share: they compute, and they do not learn."""
 
     packed = True
@@ -74,12 +88,6 @@ class Packed(SparseLayer):
 
     @abstractmethod
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None: ...
-
-    def train(self, mode: bool = True) -> Self:
-        """Refuse: there is nothing to train."""
-        if mode:
-            raise FissileError(DOES_NOT_TRAIN)
-        return super().train(False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or cast the layer; a cast rounds the weights without losing what is in them."""
@@ -226,7 +234,13 @@ class PackedLinear(Packed, SparseLinear):
 
 
 class PackedPartitionedLinear(Owned, PackedLinear):
-    """A partitioned layer, packed by :func:`fissile.pack`; the tensors are kept as they are."""
+    """A partitioned layer, packed by :func:`fissile.pack`; the tensors are kept as they are.
+
+    >>> model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> packed = fissile.pack(fissile.expand(model, alpha=2))
+    >>> type(packed[0]).__name__
+    'PackedPartitionedLinear'
+    """
 
     kind = "partitioned"
 
@@ -251,7 +265,13 @@ class PackedPartitionedLinear(Owned, PackedLinear):
 
 
 class PackedMaskedLinear(Bitmap, PackedLinear):
-    """A masked layer, packed by :func:`fissile.pack`; the tensors are kept as they are."""
+    """A masked layer, packed by :func:`fissile.pack`; the tensors are kept as they are.
+
+    >>> model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> packed = fissile.pack(fissile.expand(model, alpha=2))
+    >>> type(packed[2]).__name__
+    'PackedMaskedLinear'
+    """
 
     kind = "masked"
 
@@ -296,7 +316,13 @@ class _PackedConv2d(Packed, SparseConv2d):
 
 
 class PackedPartitionedConv2d(Owned, _PackedConv2d):
-    """A partitioned convolution, packed by :func:`fissile.pack`."""
+    """A partitioned convolution, packed by :func:`fissile.pack`.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    >>> packed = fissile.pack(fissile.expand(model, alpha=2))
+    >>> type(packed[0]).__name__
+    'PackedPartitionedConv2d'
+    """
 
     kind = "partitioned-conv"
 
@@ -317,7 +343,13 @@ class PackedPartitionedConv2d(Owned, _PackedConv2d):
 
 
 class PackedMaskedConv2d(Bitmap, _PackedConv2d):
-    """A masked convolution, packed by :func:`fissile.pack`."""
+    """A masked convolution, packed by :func:`fissile.pack`.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    >>> packed = fissile.pack(fissile.expand(model, alpha=2))
+    >>> type(packed[2]).__name__
+    'PackedMaskedConv2d'
+    """
 
     kind = "masked-conv"
 

@@ -14,7 +14,12 @@ from torch.nn.modules import module as everywhere
 
 from fissile.packed import dispatch
 from fissile.packed.dispatch import Activation, is_traced
-from fissile.packed.layers import PackedLinear, PackedMaskedLinear, PackedPartitionedLinear
+from fissile.packed.layers import (
+    InferenceOnly,
+    PackedLinear,
+    PackedMaskedLinear,
+    PackedPartitionedLinear,
+)
 
 __all__ = [
     "Block",
@@ -112,7 +117,7 @@ class _Step(NamedTuple):
     second: PackedMaskedLinear | None = None
 
 
-class PackedSequential(nn.Sequential):
+class PackedSequential(InferenceOnly, nn.Sequential):
     """An ``nn.Sequential`` whose activations are applied where the layer before them writes.
 
     On a CPU, a partitioned layer, an activation and a masked layer are one call. The modules, their

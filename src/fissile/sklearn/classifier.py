@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, Self
@@ -9,24 +10,24 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state, compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+from torch.optim import Adam
 
 from fissile._common.errors import FissileError, whole
 from fissile._common.random import hash32
 from fissile.bank import Data, check_device
 from fissile.bank.loop import Recipe
+from fissile.bank.sparse.plan import Plan
+from fissile.bank.step import guess
 from fissile.expansion.budget import nonzeros
 from fissile.expansion.split import Split, resolve_split
-from fissile.sklearn.fitted import Fitted
-from fissile.sklearn.samples import check_same, held, numbered, watched
-from fissile.sklearn.search import Best, epochs_for, is_best, plans_for
-from fissile.sklearn.trainer import Network, Task, is_split, make
-from fissile.sklearn.two_phase import Course, Outcome, say
-from fissile.sklearn.width import budget_for, outputs_for, width
+from fissile.sklearn import files, search, two_phase
 
 __all__ = ["FissileClassifier"]
 
@@ -34,7 +35,7 @@ Array = NDArray[Any]
 
 
 def _can_go_on(classifier: FissileClassifier) -> bool:
-    """Tell whether parts of the data suffice to go on with, or say why not."""
+    """Return True if a part of the data is enough to go on with; raise an error otherwise."""
     if classifier.early_stopping or isinstance(classifier.class_weight, str):
         raise FissileError(
             "partial_fit sees only a part of the data: give class_weight as a dict, not "
@@ -48,7 +49,7 @@ def _can_go_on(classifier: FissileClassifier) -> bool:
     return True
 
 
-class FissileClassifier(Fitted):
+class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A sparse network of at most one hidden layer that keeps to a budget of non-zero parameters.
 
     >>> clf = FissileClassifier(nonzeros=2_000, random_state=0).fit(X, y)
@@ -104,6 +105,13 @@ class FissileClassifier(Fitted):
         validation_scores_: the held-out accuracy after every epoch; None without early stopping.
         n_features_in_, feature_names_in_: features of a sample, and their names if they have any.
     """
+
+    model_: nn.Module
+    plan_: Plan | None
+    tried_: search.Tried
+    loss_curve_: list[float]
+    validation_scores_: list[float] | None
+    _adam: Adam | None
 
     def __init__(
         self,
@@ -164,35 +172,47 @@ class FissileClassifier(Fitted):
         random = check_random_state(self.random_state)
         seeds = random.randint(2**31 - 1, size=whole("restarts", self.restarts, least=1)).tolist()
         self._seed, hold = seeds[0], random.randint(2**31 - 1)
-        if is_best(self.recipe, self.nonzeros, self.early_stopping):
+        if search.is_best(self.recipe, self.nonzeros, self.early_stopping):
             return self._fit_best(x, labels, seeds, hold)
-        outcome = self._fit_paper(x, labels, seeds, hold)
-        return self._hold(outcome, outcome.score if self.early_stopping else None)
+        trained = self._fit_paper(x, labels, seeds, hold)
+        return self._keep(trained, trained.score if self.early_stopping else None)
 
     def _fit_best(self, x: Array, labels: Array, seeds: list[int], hold: int) -> Self:
-        outputs = outputs_for(len(self.classes_))
-        budget = budget_for(self.nonzeros, self.hidden, x.shape[1], outputs)
-        epochs = epochs_for(self.warm_up, self.fine_tune)
+        outputs = search.outputs_for(len(self.classes_))
+        budget = search.budget_for(self.nonzeros, self.hidden, x.shape[1], outputs)
+        epochs = search.epochs_for(self.warm_up, self.fine_tune)
         check_device(self.device)
-        batch, tell = whole("batch", self.batch, least=1), print if self.verbose else None
+        batch = whole("batch", self.batch, least=1)
         steps = epochs * (len(x) // min(batch, len(x)))
-        plans = plans_for(budget, x.shape[1], outputs, self.tries, steps)
+        plans = search.plans_for(budget, x.shape[1], outputs, self.tries, steps)
         weights, share = self._class_weights(labels), self.validation_fraction
-        best = Best(plans, outputs, epochs, batch, share, weights, self.device, tell)
-        found = best.run(x, numbered(labels, self.classes_), seeds, hold)
-        self.model_, self._adam = found.module.eval(), None
-        self.plan_, self.tried_ = found.plan, found.tried
-        self.hidden_, self.alpha_ = found.module.neurons, 1
+        result = search.PlanSearch(
+            plans, outputs, epochs, batch, share, weights, self.device, bool(self.verbose)
+        ).run(x, _numbered(labels, self.classes_), seeds, hold)
+        self.model_, self._adam = result.module.eval(), None
+        self.plan_, self.tried_ = result.plan, result.tried
+        self.hidden_, self.alpha_ = result.module.neurons, 1
         self.nonzeros_, self.n_iter_ = nonzeros(self.model_).all, epochs
-        self.loss_curve_, self.validation_scores_ = [found.loss], None
+        self.loss_curve_, self.validation_scores_ = [result.loss], None
         return self
 
-    def _fit_paper(self, x: Array, labels: Array, seeds: list[int], hold: int) -> Outcome:
+    def _fit_paper(
+        self, x: Array, labels: Array, seeds: list[int], hold: int
+    ) -> two_phase.TrainedNetwork:
         self._shape(x.shape[1])
-        data = held(x, numbered(labels, self.classes_))
-        if self.early_stopping:
-            data = watched(x, data.y.numpy(), self.validation_fraction, hold)
-        return self._best_of(self._task(data, labels), seeds)
+        share = self.validation_fraction if self.early_stopping else None
+        data = two_phase.to_data(x, _numbered(labels, self.classes_), share, hold)
+        task = self._task(data, labels)
+        phases = two_phase.TwoPhase(
+            warm_up=whole("warm_up", self.warm_up, least=0),
+            fine_tune=whole("fine_tune", self.fine_tune, least=0),
+            alpha=self.alpha_,
+            split=resolve_split(self.split),
+            patience=whole("patience", self.patience, least=1) if self.early_stopping else None,
+            verbose=bool(self.verbose),
+        )
+        jobs = self.n_jobs if task.device == "cpu" else 1
+        return phases.best([two_phase.make(task, seed) for seed in seeds], jobs)
 
     @available_if(_can_go_on)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
@@ -216,19 +236,19 @@ class FissileClassifier(Fitted):
         if begins:
             self._begin(classes, x.shape[1])
         elif classes is not None:
-            check_same(np.unique(classes), self.classes_)
+            _check_same(np.unique(classes), self.classes_)
         passes = len(self.loss_curve_)
-        task = self._task(held(x, numbered(labels, self.classes_)), self.classes_)
-        trainer = make(task, int(hash32(self._seed, passes)))
+        task = self._task(two_phase.to_data(x, _numbered(labels, self.classes_)), self.classes_)
+        trainer = two_phase.make(task, int(hash32(self._seed, passes)))
         if not begins:
             assert self._adam is not None
-            trainer.put(Network(self.model_, self._adam))
-        if passes >= self.warm_up and (begins or not is_split(self.model_)):
+            trainer.put(two_phase.Network(self.model_, self._adam))
+        if passes >= self.warm_up and (begins or not two_phase.is_split(self.model_)):
             trainer.split(self.alpha_, resolve_split(self.split))
-        outcome = Outcome(list(self.loss_curve_))
-        outcome.add(trainer.train(1))
-        outcome.network = trainer.take()
-        return self._hold(outcome, None)
+        trained = two_phase.TrainedNetwork(list(self.loss_curve_))
+        trained.add(trainer.train(1))
+        trained.network = trainer.take()
+        return self._keep(trained, None)
 
     def _begin(self, classes: ArrayLike | None, inputs: int) -> None:
         if classes is None:
@@ -250,51 +270,102 @@ class FissileClassifier(Fitted):
 
     def _shape(self, inputs: int) -> None:
         """Decide on the shape of the paper's network."""
-        outputs = outputs_for(len(self.classes_))
-        self.hidden_ = width(self.nonzeros, self.hidden, inputs, outputs)
+        outputs = search.outputs_for(len(self.classes_))
+        self.hidden_ = two_phase.width(self.nonzeros, self.hidden, inputs, outputs)
         self.alpha_ = min(whole("alpha", self.alpha, least=1), inputs)
 
     def _class_weights(self, labels: Array) -> Array | None:
-        """Return how much each class counts; labels are those that "balanced" counts."""
+        """Return how much each class counts; "balanced" counts the labels."""
         if self.class_weight is None:
             return None
-        found: Array = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
-        return found
+        weights: Array = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
+        return weights
 
-    def _task(self, data: Data, labels: Array) -> Task:
-        """Say what is learned, and how."""
-        found = self._class_weights(labels)
-        weights = None if found is None else torch.tensor(found, dtype=torch.float32)
-        sizes = (data.inputs, self.hidden_, outputs_for(len(self.classes_)))
+    def _task(self, data: Data, labels: Array) -> two_phase.Task:
+        counts = self._class_weights(labels)
+        weights = None if counts is None else torch.tensor(counts, dtype=torch.float32)
+        sizes = (data.inputs, self.hidden_, search.outputs_for(len(self.classes_)))
         recipe = Recipe(lr=self.lr, batch=self.batch, l1=self.l1, l2=self.l2)
         check_device(self.device)
-        return Task(sizes, data, recipe, weights, self.device)
+        return two_phase.Task(sizes, data, recipe, weights, self.device)
 
-    def _best_of(self, task: Task, seeds: list[int]) -> Outcome:
-        """Train a network from each seed and return the best."""
-        course = Course(
-            warm_up=whole("warm_up", self.warm_up, least=0),
-            fine_tune=whole("fine_tune", self.fine_tune, least=0),
-            alpha=self.alpha_,
-            split=resolve_split(self.split),
-            patience=whole("patience", self.patience, least=1) if self.early_stopping else None,
-            tell=say if self.verbose else None,
-        )
-        jobs = self.n_jobs if task.device == "cpu" else 1
-        return course.best([make(task, seed) for seed in seeds], jobs)
-
-    def _hold(self, outcome: Outcome, scores: list[float] | None) -> Self:
-        if outcome.diverged:
+    def _keep(self, trained: two_phase.TrainedNetwork, scores: list[float] | None) -> Self:
+        if trained.diverged:
             warnings.warn(
                 "the network diverged and is kept as it was after its last finite epoch; "
                 "standardize the features or use a smaller lr",
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        self.model_, self._adam = outcome.network
+        self.model_, self._adam = trained.network
         self.model_.eval()
         self.nonzeros_ = nonzeros(self.model_).all
         self.plan_, self.tried_ = None, []
-        self.loss_curve_, self.validation_scores_ = outcome.loss, scores
-        self.n_iter_ = len(outcome.loss)
+        self.loss_curve_, self.validation_scores_ = trained.loss, scores
+        self.n_iter_ = len(trained.loss)
         return self
+
+    # --- prediction
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """Return the logits: one per sample for two classes, else one per sample and class."""
+        found = self._logits(X).numpy()
+        return found[:, 0] if found.shape[1] == 1 else found
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Return the probability of every class, in the order of ``classes_``."""
+        found = self._logits(X)
+        if found.shape[1] > 1:
+            return found.softmax(1).numpy()
+        return torch.cat([(-found).sigmoid(), found.sigmoid()], 1).numpy()
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Return the most probable class of every sample."""
+        numbers = guess(self._logits(X)).numpy()
+        return np.take(self.classes_, numbers)
+
+    def _logits(self, X: ArrayLike) -> torch.Tensor:
+        check_is_fitted(self, "model_")
+        x = validate_data(self, X, reset=False, dtype=np.float32, order="C")
+        return search.logits(self.model_, x)
+
+    # --- files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the classifier to a safetensors file, without pickling; see :meth:`load`.
+
+        >>> clf.save("digits.safetensors")
+
+        Adam's moments are not written. Parameters that are neither numbers nor strings (a
+        ``Split``, a dict of weights) are their defaults again after loading; predictions need none.
+        """
+        check_is_fitted(self, "model_")
+        files.write(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a classifier that :meth:`save` wrote; nothing in the file is ever executed.
+
+        >>> FissileClassifier.load("digits.safetensors").predict(X)
+        """
+        return files.read(cls, path)
+
+
+def _numbered(labels: Array, classes: Array) -> NDArray[np.int64]:
+    """Return the number of every label among the sorted classes."""
+    unknown = np.setdiff1d(labels, classes)
+    if len(unknown):
+        raise FissileError(
+            f"y holds {unknown.tolist()}, which the classes {classes.tolist()} lack; "
+            "name all classes in the first call of partial_fit"
+        )
+    return np.searchsorted(classes, labels)
+
+
+def _check_same(classes: Array, known: Array) -> None:
+    """Refuse other classes than those of the first call."""
+    if not np.array_equal(classes, known):
+        raise FissileError(
+            f"classes are now {classes.tolist()}, and were {known.tolist()} in the first call of "
+            "partial_fit; give the same again, or none"
+        )

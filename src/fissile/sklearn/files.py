@@ -24,10 +24,10 @@ from fissile.bank.sparse.plan import Plan, Prune, Saliency
 from fissile.expansion.budget import nonzeros
 from fissile.layers import all_weights
 from fissile.layers.mlp import MLP
-from fissile.sklearn.width import outputs_for
+from fissile.sklearn.search import outputs_for
 
 if TYPE_CHECKING:
-    from fissile.sklearn.fitted import Fitted
+    from fissile.sklearn.classifier import FissileClassifier
 
 __all__ = ["read", "write"]
 
@@ -39,10 +39,10 @@ _NUMBERS = (
 #: What the recommended plans differ in, and how they are pruned; the rest is as plans come.
 _PLAN = ("budget", "hidden", "direct", "lr", "decay", "dropout", "smooth")
 _PRUNE = ("begin", "end", "saliency", "power")
-_Classifier = TypeVar("_Classifier", bound="Fitted")
+_Classifier = TypeVar("_Classifier", bound="FissileClassifier")
 
 
-def write(classifier: Fitted, path: str | os.PathLike[str]) -> None:
+def write(classifier: FissileClassifier, path: str | os.PathLike[str]) -> None:
     """Write a fitted classifier; a file already there is replaced whole or not at all."""
     needs("safetensors", "files")
     from safetensors import SafetensorError, safe_open
@@ -76,7 +76,7 @@ def read(kind: type[_Classifier], path: str | os.PathLike[str]) -> _Classifier:
     return classifier
 
 
-def _note(classifier: Fitted) -> dict[str, Any]:
+def _note(classifier: FissileClassifier) -> dict[str, Any]:
     names = getattr(classifier, "feature_names_in_", None)
     plain = (bool, int, float, str, type(None))
     parameters = classifier.get_params(deep=False)
@@ -175,7 +175,7 @@ def _frame(path: str | os.PathLike[str]) -> SparseNet | None:
         raise FileError(f"{path}: the network is damaged: {error}") from None
 
 
-def _best_note(classifier: Fitted, plan: Plan) -> dict[str, Any]:
+def _best_note(classifier: FissileClassifier, plan: Plan) -> dict[str, Any]:
     tried = [(_plan_note(one), score) for one, score in classifier.tried_]
     return {"epochs": classifier.n_iter_, "plan": _plan_note(plan), "tried": tried}
 

@@ -1,133 +1,48 @@
-"""The recommended course: of a few plans, the one that does best on samples held out for that."""
+"""The recommended recipe: of a few plans, the one that does best on held-out samples.
+
+The budget counts everything that learns, biases too.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fissile._common.errors import FissileError, whole
+from fissile._common.shapes import Float, Int
 from fissile.bank.sparse import SparseNet, module_of
 from fissile.bank.sparse.plan import Plan
-from fissile.bank.sparse.presets import plans as recommended
+from fissile.bank.sparse.plan import recommended_plans as recommended
 from fissile.bank.sparse.train import train
-from fissile.data.sets import chunks
-from fissile.sklearn.samples import can_hold_out, logits, parted
-from fissile.sklearn.trainer import losses
+from fissile.bank.step import guess
+from fissile.data.sets import Labelled, chunks
 
-__all__ = ["Best", "Chosen", "Tried", "epochs_for", "is_best", "plans_for", "scale_of"]
+__all__ = [
+    "PlanSearch", "SearchResult", "Tried", "budget_for", "can_hold_out", "check_one", "dense_size",
+    "epochs_for", "held_out", "is_best", "logits", "losses", "outputs_for", "plans_for", "scale_of",
+]  # fmt: skip
 
 Array = NDArray[Any]
-#: Plans with their accuracies on what was held out.
+#: Plans with their held-out accuracies.
 Tried = list[tuple[Plan, float]]
 #: Beyond these, weights that take the scale over would leave the range of a float.
 _SMALLEST, _LARGEST = 1e-30, 1e30
 #: With fewer training steps than this, plans with a high rate come first: others do not get far.
 _FEW_STEPS = 3000
+#: Samples that go through a network at once when it predicts.
+_ROWS = 1 << 14
 
 
-class Chosen(NamedTuple):
-    """A trained network, the plan it follows, what else was tried, and its training loss."""
-
-    module: SparseNet
-    plan: Plan
-    tried: Tried
-    loss: float
-
-
-@dataclass(frozen=True)
-class Best:
-    """How a network comes to be: plans are tried side by side, the best is trained on everything.
-
-    >>> Best(plans, outputs=10, epochs=50, batch=64).run(x, y, seeds=[0], hold=1).module
-
-    ``weights`` say how much each class counts, in the loss and among the samples that are held out.
-    """
-
-    plans: Sequence[Plan]
-    outputs: int
-    epochs: int
-    batch: int
-    share: float = 0.1
-    weights: Array | None = None
-    device: str = "cpu"
-    tell: Callable[[str], object] | None = None
-
-    def run(self, x: Array, y: Array, seeds: Sequence[int], hold: int) -> Chosen:
-        """Choose a plan, train it from every seed, return the one with the smallest loss.
-
-        ``hold`` is the seed of what is held out.
-        """
-        scale = scale_of(x)
-        scaled = x / scale
-        tried: Tried = []
-        if len(self.plans) > 1 and can_hold_out(y, self.share):
-            tried = self._tried(scaled, y, seeds[0], hold)
-        scores = [score for _, score in tried]
-        plan = tried[scores.index(max(scores))][0] if tried else self.plans[0]
-        modules = self._trained([plan], seeds, scaled, y, scale)
-        found = [self._loss(module, x, y) for module in modules]
-        best = found.index(min(found))
-        return Chosen(modules[best], plan, tried, found[best])
-
-    def _tried(self, x: Array, y: Array, seed: int, hold: int) -> Tried:
-        parts = parted(x, y, self.share, hold)
-        modules = self._trained(self.plans, [seed], parts.x, parts.y)
-        scores = [self._score(module, parts.x_test, parts.y_test) for module in modules]
-        if self.tell is not None:
-            self.tell("held-out accuracies: " + ", ".join(f"{score:.4f}" for score in scores))
-        return list(zip(self.plans, scores, strict=True))
-
-    def _trained(
-        self, plans: Sequence[Plan], seeds: Sequence[int], x: Array, y: Array, scale: float = 1.0
-    ) -> list[SparseNet]:
-        """Train every plan from every seed side by side; the networks of a seed come together."""
-        what = f"plan {self.plans.index(plans[0]) + 1}" if len(plans) == 1 else "all plans"
-        stacks = train(
-            plans, seeds, torch.from_numpy(x), torch.from_numpy(y),
-            outputs=self.outputs, epochs=self.epochs, batch=self.batch, device=self.device,
-            weights=self._sample_weights(y),
-            on_epoch=lambda epoch: self._say(what, epoch),
-        )  # fmt: skip
-        found: dict[tuple[int, int], SparseNet] = {}
-        for stack, places in stacks:
-            for index in range(len(seeds) * len(places)):
-                key = index // len(places), places[index % len(places)]
-                found[key] = module_of(stack, index, scale)
-        return [found[key] for key in sorted(found)]
-
-    def _say(self, what: str, epoch: int) -> None:
-        if self.tell is not None:
-            self.tell(f"{what}, epoch {epoch} of {self.epochs}")
-
-    def _sample_weights(self, y: Array) -> torch.Tensor | None:
-        """Return how much every sample counts, 1 on average."""
-        if self.weights is None:
-            return None
-        each = self.weights[y]
-        mean = float(each.mean())
-        if not 0 < mean < math.inf or bool((each < 0).any()):
-            raise FissileError(
-                f"class_weight comes to {self.weights.tolist()}; give finite weights, none of them "
-                "negative and not all of them zero"
-            )
-        return torch.tensor(each / mean, dtype=torch.float32)
-
-    def _score(self, module: SparseNet, x: Array, y: Array) -> float:
-        found = logits(copy.deepcopy(module).double(), x)
-        guess = found.argmax(1) if found.shape[1] > 1 else found[:, 0] > 0
-        return _mean(guess == y, None if self.weights is None else self.weights[y])
-
-    def _loss(self, module: SparseNet, x: Array, y: Array) -> float:
-        found = torch.from_numpy(logits(copy.deepcopy(module).double(), x))
-        each = losses(found, torch.tensor(y)).numpy()
-        return _mean(each, None if self.weights is None else self.weights[y])
+# --- what is trained
 
 
 def is_best(recipe: str | None, nonzeros: int | None, early_stopping: bool) -> bool:
@@ -145,6 +60,48 @@ def is_best(recipe: str | None, nonzeros: int | None, early_stopping: bool) -> b
         )
     wanted = nonzeros is not None and not early_stopping
     return wanted if recipe is None else recipe == "best"
+
+
+def outputs_for(classes: int) -> int:
+    """Return the outputs of a classifier: one for two classes, else one for each."""
+    return 1 if classes == 2 else classes
+
+
+def dense_size(inputs: int, hidden: int, outputs: int) -> int:
+    """Return the number of parameters of ``MLP([inputs, hidden, outputs])``, biases included.
+
+    >>> dense_size(64, 25, 10)
+    1885
+    """
+    return hidden * (inputs + 1) + outputs * (hidden + 1)
+
+
+def check_one(nonzeros: int | None, hidden: int | None) -> None:
+    """Refuse a budget together with a width."""
+    if nonzeros is not None and hidden is not None:
+        raise FissileError(
+            f"nonzeros={nonzeros!r} and hidden={hidden!r} both decide the width; give one of them"
+        )
+
+
+def budget_for(nonzeros: int | None, hidden: int | None, inputs: int, outputs: int) -> int:
+    """Return the budget: as given, or what a dense network of that width takes.
+
+    >>> budget_for(None, 25, inputs=64, outputs=10)
+    1885
+    """
+    check_one(nonzeros, hidden)
+    if hidden is not None:
+        return dense_size(inputs, whole("hidden", hidden, least=1), outputs)
+    if nonzeros is None:
+        raise FissileError('recipe="best" spends a budget; give one, such as nonzeros=5_000')
+    budget = whole("nonzeros", nonzeros, least=1)
+    if budget <= outputs:
+        raise FissileError(
+            f"nonzeros={budget} is too small a budget: the biases of the outputs take {outputs}, "
+            f"and there must be a weight; give at least {outputs + 1}"
+        )
+    return budget
 
 
 def plans_for(budget: int, inputs: int, outputs: int, tries: int, steps: int) -> list[Plan]:
@@ -182,7 +139,140 @@ def scale_of(x: Array) -> float:
     return min(max(scale, _SMALLEST), _LARGEST) if scale else 1.0
 
 
-def _mean(each: Array, weights: Array | None) -> float:
-    if weights is not None and not weights.any():  # of what was held out, nothing counts
-        return 0.0
-    return float(np.average(each, weights=weights))
+def can_hold_out(y: Array, share: float) -> bool:
+    """Return whether every class has enough samples to be held out, and to be learned from."""
+    _check_share(share)
+    least = int(np.bincount(y).min())
+    return least * min(share, 1 - share) >= 1
+
+
+def held_out(x: Array, y: Array, share: float, seed: int) -> Labelled:
+    """Return samples to train on and, from every class alike, a share to test on."""
+    _check_share(share)
+    return Labelled(x, y, x[:1], y[:1]).held_out(float(share), seed)
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share < 1:
+        raise FissileError(f"validation_fraction={share!r} is no share; give one such as 0.1")
+
+
+# --- the search
+
+
+class SearchResult(NamedTuple):
+    """A trained network, its plan, the plans that were tried, and its training loss."""
+
+    module: SparseNet
+    plan: Plan
+    tried: Tried
+    loss: float
+
+
+@dataclass(frozen=True)
+class PlanSearch:
+    """Plans that are tried side by side; the best is trained on all samples.
+
+    >>> PlanSearch(plans, outputs=10, epochs=50, batch=64).run(x, y, seeds=[0], hold=1).module
+
+    ``weights`` has a number for each class: how much it counts in losses and accuracies.
+    """
+
+    plans: Sequence[Plan]
+    outputs: int
+    epochs: int
+    batch: int
+    share: float = 0.1
+    weights: Array | None = None
+    device: str = "cpu"
+    verbose: bool = False
+
+    def run(self, x: Array, y: Array, seeds: Sequence[int], hold: int) -> SearchResult:
+        """Choose a plan, train it from every seed, return the network with the smallest loss.
+
+        ``hold`` is the seed that decides which samples are held out.
+        """
+        scale = scale_of(x)
+        scaled = x / scale
+        tried: Tried = []
+        if len(self.plans) > 1 and can_hold_out(y, self.share):
+            tried = self._tried(scaled, y, seeds[0], hold)
+        plan = max(tried, key=lambda pair: pair[1])[0] if tried else self.plans[0]
+        modules = self._trained([plan], seeds, scaled, y, scale)
+        ends = [self._loss(module, x, y) for module in modules]
+        best = ends.index(min(ends))
+        return SearchResult(modules[best], plan, tried, ends[best])
+
+    def _tried(self, x: Array, y: Array, seed: int, hold: int) -> Tried:
+        parts = held_out(x, y, self.share, hold)
+        modules = self._trained(self.plans, [seed], parts.x, parts.y)
+        scores = [self._score(module, parts.x_test, parts.y_test) for module in modules]
+        self._print("held-out accuracies: " + ", ".join(f"{score:.4f}" for score in scores))
+        return list(zip(self.plans, scores, strict=True))
+
+    def _trained(
+        self, plans: Sequence[Plan], seeds: Sequence[int], x: Array, y: Array, scale: float = 1.0
+    ) -> list[SparseNet]:
+        """Train every plan from every seed side by side; the networks of a seed come together."""
+        what = f"plan {self.plans.index(plans[0]) + 1}" if len(plans) == 1 else "all plans"
+        stacks = train(
+            plans, seeds, torch.from_numpy(x), torch.from_numpy(y),
+            outputs=self.outputs, epochs=self.epochs, batch=self.batch, device=self.device,
+            weights=self._sample_weights(y),
+            on_epoch=lambda epoch: self._print(f"{what}, epoch {epoch} of {self.epochs}"),
+        )  # fmt: skip
+        modules: dict[tuple[int, int], SparseNet] = {}
+        for stack, places in stacks:
+            for index in range(len(seeds) * len(places)):
+                key = index // len(places), places[index % len(places)]
+                modules[key] = module_of(stack, index, scale)
+        return [modules[key] for key in sorted(modules)]
+
+    def _print(self, text: str) -> None:
+        if self.verbose:
+            print(text)
+
+    def _sample_weights(self, y: Array) -> torch.Tensor | None:
+        """Return how much every sample counts, 1 on average."""
+        if self.weights is None:
+            return None
+        each = self.weights[y]
+        mean = float(each.mean())
+        if not 0 < mean < math.inf or bool((each < 0).any()):
+            raise FissileError(
+                f"class_weight comes to {self.weights.tolist()}; give finite weights, none of them "
+                "negative and not all of them zero"
+            )
+        return torch.tensor(each / mean, dtype=torch.float32)
+
+    def _score(self, module: nn.Module, x: Array, y: Array) -> float:
+        return self._mean(guess(logits(module, x)).numpy() == y, y)
+
+    def _loss(self, module: nn.Module, x: Array, y: Array) -> float:
+        return self._mean(losses(logits(module, x), torch.tensor(y)).numpy(), y)
+
+    def _mean(self, each: Array, y: Array) -> float:
+        weights = None if self.weights is None else self.weights[y]
+        if weights is not None and not weights.any():  # nothing that was held out counts
+            return 0.0
+        return float(np.average(each, weights=weights))
+
+
+@torch.no_grad()
+def logits(model: nn.Module, x: Array) -> Float[Tensor, "samples outputs"]:
+    """Return a network's logits, in double precision: no sample depends on its neighbours."""
+    model = copy.deepcopy(model).double()
+    return torch.cat(
+        [model(torch.tensor(x[i : i + _ROWS]).double()) for i in range(0, len(x), _ROWS)]
+    )
+
+
+def losses(
+    logits: Float[Tensor, "batch outputs"], y: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """Return the cross-entropy of every sample; one output separates two classes."""
+    if logits.shape[-1] == 1:
+        return functional.binary_cross_entropy_with_logits(
+            logits.squeeze(-1), y.to(logits.dtype), reduction="none"
+        )
+    return functional.cross_entropy(logits, y, reduction="none")

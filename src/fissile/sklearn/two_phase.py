@@ -1,79 +1,234 @@
-"""The course of a training: warm-up, split, fine-tuning, each phase until its best epoch."""
+"""The paper's recipe: warm-up, split, fine-tuning, each phase until its best epoch.
+
+A network trains on the bank or, if the classes have weights, in a plain loop.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import torch
+from numpy.typing import NDArray
 from sklearn.utils.parallel import Parallel, delayed
+from torch import Tensor, nn
+from torch.optim import Adam
 
+from fissile._common.errors import FissileError, whole
+from fissile._common.shapes import Float
+from fissile.bank import Bank, Data, Expand, Spec
+from fissile.bank.loop import Recipe, batches, penalty
+from fissile.bank.step import guess
+from fissile.expansion.expand import expand
 from fissile.expansion.split import Split
-from fissile.sklearn.trainer import Curves, Network, Trainer, alone
+from fissile.layers import SparseLinear
+from fissile.sklearn.search import check_one, dense_size, held_out, losses
 
-__all__ = ["Course", "Outcome", "Tell", "say"]
+__all__ = [
+    "Curves", "Network", "Task", "TrainedNetwork", "Trainer", "TwoPhase", "is_split", "make",
+    "to_data", "width",
+]  # fmt: skip
 
-#: Told an epoch's phase, its number there, its loss and, if anything is held out, its score.
-Tell = Callable[[str, int, float, float | None], object]
+#: The hidden neurons where neither a width nor a budget is given, as in MLPClassifier.
+_DEFAULT = 100
+#: Held for what threads share: torch's global generator, which first weights are drawn from, and
+#: the standard output, which is silenced while a network is split.
+_alone = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Course:
-    """How a network comes to be: the epochs of both phases, the split, and when to stop.
+def width(nonzeros: int | None, hidden: int | None, inputs: int, outputs: int) -> int:
+    """Return the hidden neurons: as given, or as many as the budget allows.
 
-    >>> outcome = Course(warm_up=25, fine_tune=25, alpha=4, split=Random()).run(trainer)
-
-    With ``patience``, a phase ends when the score of so many epochs has not been the best, and
-    what is split or returned is the network of the best epoch.
+    >>> width(20_000, None, inputs=512, outputs=100)
+    32
     """
+    check_one(nonzeros, hidden)
+    if nonzeros is None:
+        return _DEFAULT if hidden is None else whole("hidden", hidden, least=1)
+    budget = whole("nonzeros", nonzeros, least=1)
+    least = dense_size(inputs, 1, outputs)
+    if budget < least:
+        raise FissileError(
+            f"nonzeros={budget} is too small a budget for {inputs} inputs and {outputs} outputs: "
+            f"one hidden neuron takes {least} parameters; give at least {least}"
+        )
+    return (budget - outputs) // (inputs + 1 + outputs)
 
-    warm_up: int
-    fine_tune: int
-    alpha: int
-    split: Split
-    patience: int | None = None
-    tell: Tell | None = None
 
-    def run(self, trainer: Trainer) -> Outcome:
-        """Train a network from its first weights to the end."""
-        outcome = Outcome()
-        self._phase(trainer, "warm-up", self.warm_up, outcome)
-        trainer.split(self.alpha, self.split)
-        self._phase(trainer, "fine-tuning", self.fine_tune, outcome)
-        outcome.network = trainer.take()
-        return outcome
+def to_data(x: NDArray[Any], y: NDArray[Any], share: float | None = None, seed: int = 0) -> Data:
+    """Return the samples as the bank takes them, a share of every class as the test set.
 
-    def best(self, trainers: Sequence[Trainer], jobs: int | None = None) -> Outcome:
-        """Train several networks, ``jobs`` at a time, and return the best."""
-        found = Parallel(jobs, prefer="threads")(delayed(self.run)(one) for one in trainers)
-        return max(found, key=lambda outcome: outcome.quality)  # type: ignore[no-any-return]
+    Without a share nobody looks at the test set, and it is a single sample.
+    """
+    x = x if x.flags.writeable else x.copy()
+    arrays = (x, y, x[:1], y[:1])
+    if share is not None:
+        parts = held_out(x, y, share, seed)
+        arrays = (parts.x, parts.y, parts.x_test, parts.y_test)
+    return Data(*map(torch.from_numpy, arrays))
 
-    def _phase(self, trainer: Trainer, name: str, epochs: int, outcome: Outcome) -> None:
-        # Whoever looks at every epoch gets every epoch; otherwise one call trains them all.
-        step = epochs if self.patience is None and self.tell is None else 1
-        best, kept, since = -math.inf, None, 0
-        for epoch in range(0, epochs, max(1, step)):
-            curves = trainer.train(step)
-            outcome.add(curves)
-            if self.tell is not None:
-                score = None if self.patience is None else curves.score[-1]
-                self.tell(name, epoch + 1, curves.loss[-1], score)
-            if self.patience is None:
-                continue
-            if curves.score[-1] > best:
-                best, kept, since = curves.score[-1], trainer.take(), 0
-            elif (since := since + 1) >= self.patience:
-                break
-        if kept is not None:
-            trainer.put(kept)
-            outcome.quality = best
-        elif outcome.loss:
-            outcome.quality = -outcome.loss[-1]
+
+# --- one network
+
+
+class Network(NamedTuple):
+    """A network and its Adam."""
+
+    module: nn.Module
+    adam: Adam
+
+
+class Curves(NamedTuple):
+    """The loss of the training set and the accuracy of the test set after every epoch."""
+
+    loss: list[float]
+    score: list[float]
+
+
+class Task(NamedTuple):
+    """Everything that decides a training but its seed."""
+
+    sizes: Sequence[int]
+    data: Data
+    recipe: Recipe
+    weights: Float[Tensor, " classes"] | None = None
+    device: str = "cpu"
+
+
+def make(task: Task, seed: int) -> Trainer:
+    """Make a fresh network of a task, with the weights and the order of batches of its seed.
+
+    >>> trainer = make(Task([64, 25, 10], data, Recipe()), seed=0)
+    >>> trainer.train(25)  # the warm-up
+    >>> trainer.split(4, Random())
+    >>> trainer.train(25)
+    """
+    plain = BankTrainer(task, seed)
+    if task.weights is None:
+        return plain
+    return WeightedTrainer(task, task.weights, seed, plain.take())
+
+
+def is_split(module: nn.Module) -> bool:
+    """Return whether a network's neurons have been split."""
+    return any(isinstance(layer, SparseLinear) for layer in module.modules())
+
+
+class BankTrainer:
+    """A bank of one network: on a processor a compiled kernel trains it."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        spec = Spec(list(task.sizes), task.data, seed=seed, recipe=task.recipe)
+        with _alone:
+            self._bank = Bank([spec], device=task.device)
+        self._epoch = 0
+
+    def train(self, epochs: int) -> Curves:
+        """Train for some epochs; a network that diverges is frozen, and its curves are NaN."""
+        self._epoch += epochs
+        self._bank.train(until=self._epoch)
+        curves = self._bank.loss, self._bank.accuracy
+        return Curves(*(curve[0, -epochs:].tolist() for curve in curves))
+
+    def split(self, alpha: int, split: Split) -> None:
+        """Split every neuron; the number of non-zero parameters stays, biases counted."""
+        with _alone:
+            self._bank = self._bank.branch({"split": Expand(alpha, split, budget="all")})
+
+    def take(self) -> Network:
+        """Return a copy of the network."""
+        return Network(*self._bank.take(0))
+
+    def put(self, network: Network) -> None:
+        """Go on with a copy of another network of the same task."""
+        self._bank.put(0, *network)
+
+
+class WeightedTrainer:
+    """A plain loop with the same methods, because the bank knows no weights of samples."""
+
+    def __init__(self, task: Task, weights: Tensor, seed: int, network: Network) -> None:
+        self._task, self._seed, self._epoch = task, seed, 0
+        data, device = task.data, task.device
+        self._train = torch.as_tensor(data.x).to(device), data.y.to(device)
+        self._test = torch.as_tensor(data.x_test).to(device), data.y_test.to(device)
+        self._weights = weights.to(device)
+        self._alive = True
+        self._module, self._adam = _copied(network, device)
+
+    def train(self, epochs: int) -> Curves:
+        curves = Curves([], [])
+        for _ in range(epochs):
+            if self._alive:
+                kept, loss = self.take(), self._pass()
+                finite = [bool(p.isfinite().all()) for p in self._module.parameters()]
+                self._alive = math.isfinite(loss) and all(finite)
+                if not self._alive:
+                    self.put(kept)
+            self._epoch += 1
+            curves.loss.append(loss if self._alive else math.nan)
+            curves.score.append(self._score() if self._alive else math.nan)
+        return curves
+
+    def _pass(self) -> float:
+        """Train one epoch and return the mean loss of its samples, without penalties."""
+        (x, y), recipe = self._train, self._task.recipe
+        self._module.train()
+        total = 0.0
+        for rows in batches(len(x), recipe.batch, self._seed, self._epoch):
+            rows = rows.to(x.device)
+            each = losses(self._module(x[rows]), y[rows]) * self._weights[y[rows]]
+            loss = each.mean() + penalty(self._module, recipe)
+            self._adam.zero_grad()
+            loss.backward()
+            self._adam.step()
+            total += float(each.detach().sum())
+        return total / len(x)
+
+    @torch.no_grad()
+    def _score(self) -> float:
+        """Return the weighted accuracy of the test set."""
+        x, y = self._test
+        weights = self._weights[y].double()
+        return float((weights * (guess(self._module.eval()(x)) == y)).sum() / weights.sum())
+
+    def split(self, alpha: int, split: Split) -> None:
+        with _alone:
+            self._module = expand(
+                self._module, alpha, split, seed=self._seed, budget="all", optimizer=self._adam
+            )
+
+    def take(self) -> Network:
+        return _copied(Network(self._module, self._adam), "cpu")
+
+    def put(self, network: Network) -> None:
+        self._module, self._adam = _copied(network, self._task.device)
+        for group in self._adam.param_groups:
+            group["lr"] = self._task.recipe.lr
+
+
+Trainer = BankTrainer | WeightedTrainer
+
+
+def _copied(network: Network, device: str) -> Network:
+    module, adam = copy.deepcopy(network)
+    module.to(device)
+    for state in adam.state.values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key] = state[key].to(device)
+    return Network(module, adam)
+
+
+# --- both phases
 
 
 @dataclass
-class Outcome:
-    """A trained network and how it came to be; of two, the one of higher quality is kept."""
+class TrainedNetwork:
+    """A network and its curves; of several, the one of the highest quality is kept."""
 
     loss: list[float] = field(default_factory=list)
     score: list[float] = field(default_factory=list)
@@ -82,15 +237,66 @@ class Outcome:
     network: Network = None  # type: ignore[assignment]  # there at the end
 
     def add(self, curves: Curves) -> None:
-        """Add the epochs a network has finished; a diverged one has finished none."""
-        finished = [math.isfinite(loss) for loss in curves.loss]
-        self.diverged |= not all(finished)
-        self.loss += [loss for loss, done in zip(curves.loss, finished, strict=True) if done]
-        self.score += [score for score, done in zip(curves.score, finished, strict=True) if done]
+        """Add the epochs that a network has finished; a diverged one has finished none."""
+        finished = [pair for pair in zip(*curves, strict=True) if math.isfinite(pair[0])]
+        self.diverged |= len(finished) < len(curves.loss)
+        self.loss += [loss for loss, _ in finished]
+        self.score += [score for _, score in finished]
 
 
-def say(phase: str, epoch: int, loss: float, score: float | None) -> None:
-    """Print an epoch."""
-    held_out = "" if score is None else f", held-out accuracy {score:.4f}"
-    with alone:
-        print(f"{phase} epoch {epoch}: loss {loss:.4f}{held_out}")
+@dataclass(frozen=True)
+class TwoPhase:
+    """The epochs of both phases, the split between them, and when to stop.
+
+    >>> TwoPhase(warm_up=25, fine_tune=25, alpha=4, split=Random()).run(trainer).network
+
+    With ``patience``, a phase ends when that many epochs in a row were not its best. It goes on
+    from the network of its best epoch.
+    """
+
+    warm_up: int
+    fine_tune: int
+    alpha: int
+    split: Split
+    patience: int | None = None
+    verbose: bool = False
+
+    def run(self, trainer: Trainer) -> TrainedNetwork:
+        """Train a network from its first weights to the end."""
+        trained = TrainedNetwork()
+        self._phase(trainer, "warm-up", self.warm_up, trained)
+        trainer.split(self.alpha, self.split)
+        self._phase(trainer, "fine-tuning", self.fine_tune, trained)
+        trained.network = trainer.take()
+        return trained
+
+    def best(self, trainers: Sequence[Trainer], jobs: int | None = None) -> TrainedNetwork:
+        """Train several networks, ``jobs`` at a time, and return the best."""
+        networks = Parallel(jobs, prefer="threads")(delayed(self.run)(each) for each in trainers)
+        return max(networks, key=lambda trained: trained.quality)  # type: ignore[no-any-return]
+
+    def _phase(self, trainer: Trainer, name: str, epochs: int, trained: TrainedNetwork) -> None:
+        # One call trains all epochs, unless somebody looks at each of them.
+        step = epochs if self.patience is None and not self.verbose else 1
+        best, kept, since = -math.inf, None, 0
+        for epoch in range(0, epochs, max(1, step)):
+            curves = trainer.train(step)
+            trained.add(curves)
+            if self.verbose:
+                self._print(f"{name} epoch {epoch + 1}", curves)
+            if self.patience is None:
+                continue
+            if curves.score[-1] > best:
+                best, kept, since = curves.score[-1], trainer.take(), 0
+            elif (since := since + 1) >= self.patience:
+                break
+        if kept is not None:
+            trainer.put(kept)
+            trained.quality = best
+        elif trained.loss:
+            trained.quality = -trained.loss[-1]
+
+    def _print(self, epoch: str, curves: Curves) -> None:
+        score = "" if self.patience is None else f", held-out accuracy {curves.score[-1]:.4f}"
+        with _alone:
+            print(f"{epoch}: loss {curves.loss[-1]:.4f}{score}")

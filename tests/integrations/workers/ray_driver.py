@@ -13,8 +13,7 @@ from fissile._common.cores import cores
 from fissile.data.sets import Labelled
 from fissile.lab import ray, run
 from fissile.lab.compute import compute
-from fissile.lab.ray import cluster, workers
-from fissile.lab.ray.connect import connected
+from fissile.lab.ray import cluster, connected, workers
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.trial import Arm, Boolean, Features, Trial

@@ -108,6 +108,7 @@ def looped(shape, dtype):
     return specs, [loop(spec, arm, 1, 2, dtype) for spec in specs for arm in ARMS.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "plain"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -120,6 +121,7 @@ def test_the_bank_is_the_loop(shape, dtype, tolerance, engine):
         assert bank.accuracy[index].tolist() == pytest.approx(curve, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "plain"])
 def test_company_does_not_matter_and_the_budget_holds(engine):
     """One bank of everything at once against each network alone."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from fissile import MLP, FissileError, expand
 from fissile._common.random import ROUNDS, order, order_keys, order_shape
-from fissile.bank.cpu.kernel import Dials, train_networks
+from fissile.bank.cpu.kernel import Hyper, train_networks
 from fissile.bank.cpu.layout import Architecture, Samples, Wiring
 from fissile.bank.cpu.ops import fill_keys, fill_order
 from fissile.bank.loop import Recipe, accuracy, fit
@@ -66,7 +66,7 @@ class Flat:
         steps = np.array([self.step])
         done = train_networks(
             self.layers, self.wiring, self.state, steps, np.arange(1), np.array([seed]), epochs,
-            train, test, dials_of([recipe]), recipe.batch,
+            train, test, hyper_of([recipe]), recipe.batch,
         )  # fmt: skip
         self.step = int(steps[0])
         return Alone(int(done.epochs[0]), self.step, *(c[0, : done.epochs[0]] for c in done[1:]))
@@ -102,8 +102,8 @@ def keys_of(seed, epochs):
     return seed, range(epochs[0], epochs[-1] + 1)
 
 
-def dials_of(recipes):
-    return Dials(*(np.array([getattr(r, name) for r in recipes]) for name in Dials._fields))
+def hyper_of(recipes):
+    return Hyper(*(np.array([getattr(r, name) for r in recipes]) for name in Hyper._fields))
 
 
 CASES = {
@@ -255,12 +255,12 @@ def train_stack(mapper, parts=12):
     layers = mlp_layers(wiring.sizes)
     samples = Samples.of(*data(20, 3, 300, torch.float32))
 
-    steps, dials = np.zeros(12, np.int64), dials_of([Recipe(lr=1e-2)] * 12)
+    steps, hyper = np.zeros(12, np.int64), hyper_of([Recipe(lr=1e-2)] * 12)
 
     def train(rows):
         return train_networks(
             layers, wiring, [theta, m, v], steps, rows, np.arange(12), range(3),
-            samples, samples, dials, 64,
+            samples, samples, hyper, 64,
         )  # fmt: skip
 
     blocks = np.array_split(np.arange(12), parts)

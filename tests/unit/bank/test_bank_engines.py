@@ -14,7 +14,7 @@ from banks import assert_same, blobs
 
 import fissile
 from fissile import FissileError
-from fissile.bank import Bank, Progress, Spec, cpu, engines, torch_engine
+from fissile.bank import Bank, Progress, Spec, cpu, engines
 from fissile.bank.loop import Recipe
 
 
@@ -62,14 +62,14 @@ def test_out_of_memory_halves_the_stack_and_says_so(monkeypatch, caplog):
     specs = [Spec([8, 6, 1], blobs(0, 1), seed=s) for s in range(10)]
     expected = Bank(specs, engine="plain")
     expected.train(until=2)
-    real = engines.torch_engine.run
+    real = engines.run_torch
 
-    def scarce(stack, *rest, **options):
-        if len(stack) > 3:
+    def scarce(stacks, *rest, **options):
+        if len(stacks[0]) > 3:
             raise torch.OutOfMemoryError("not enough memory: you tried to allocate too much")
-        real(stack, *rest, **options)
+        real(stacks, *rest, **options)
 
-    monkeypatch.setattr(engines.torch_engine, "run", scarce)
+    monkeypatch.setattr(engines, "run_torch", scarce)
     bank = Bank(specs, engine="plain")
     with caplog.at_level(logging.WARNING, "fissile"):
         bank.train(until=2)
@@ -80,10 +80,10 @@ def test_out_of_memory_halves_the_stack_and_says_so(monkeypatch, caplog):
     def none(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(engines.torch_engine, "run", none)
+    monkeypatch.setattr(engines, "run_torch", none)
     with pytest.raises(FissileError, match="not even one network"):
         bank.train(until=3)
-    monkeypatch.setattr(engines.torch_engine, "run", real)
+    monkeypatch.setattr(engines, "run_torch", real)
     bank.train(until=3)  # nothing was lost
     assert bank.accuracy.shape == (10, 3)
 
@@ -136,9 +136,9 @@ def test_an_error_costs_no_network(engine, monkeypatch):
     places = {
         "auto": [(cpu, "read"), (cpu._Job, "_slice"), (cpu._News, "deliver")],
         "plain": [
-            (torch_engine._Engine, "_step"),
-            (torch_engine, "_finite"),
-            (torch_engine._Engine, "accuracy"),
+            (engines._TorchEngine, "_step"),
+            (engines, "_finite"),
+            (engines._TorchEngine, "accuracy"),
         ],
     }
     for place, name in places[engine]:

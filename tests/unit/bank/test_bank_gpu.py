@@ -9,7 +9,7 @@ import torch
 import fissile
 from fissile import MLP, FissileError, Overlapping
 from fissile._common.random import order, order_keys
-from fissile.bank import Bank, Data, Dense, Expand, Spec, engines, gpu, torch_engine
+from fissile.bank import Bank, Data, Dense, Expand, Spec, engines, gpu
 from fissile.bank.loop import Recipe, accuracy, fit, task_loss
 from fissile.layers import SparseLinear
 
@@ -110,9 +110,7 @@ def keys_of(trials, epochs, start=0):
 
 def launch(networks, sets, trials, epochs, **options):
     options = {"batch": trials[0].recipe.batch} | options
-    outcome = gpu.Outcome.empty(len(trials), epochs, DEVICE)
-    gpu.train(networks, data_of(sets, trials), keys_of(trials, epochs), outcome, **options)
-    return outcome
+    return gpu.train(networks, data_of(sets, trials), keys_of(trials, epochs), **options)
 
 
 def tensors_of(networks):
@@ -167,6 +165,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "samples", "options"),
     [
@@ -219,13 +218,13 @@ def test_a_launch_goes_on_where_another_stopped():
     once, twice = stack(trials), stack(trials)
     whole = launch(once, sets, trials, epochs=2)
     for epoch in range(2):
-        outcome = gpu.Outcome.empty(2, 1, DEVICE)
-        gpu.train(twice, data_of(sets, trials), keys_of(trials, 1, epoch), outcome, batch=16)
+        outcome = gpu.train(twice, data_of(sets, trials), keys_of(trials, 1, epoch), batch=16)
         assert torch.equal(outcome.loss[:, 0], whole.loss[:, epoch])
         assert torch.equal(outcome.correct[:, 0], whole.correct[:, epoch])
     assert_same(once, twice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[20, 6, 1], [20, 6, 3]])
 def test_weights_that_do_not_exist_stay_zero(sizes):
     trials = make_trials(3, sizes, alpha=2, orthogonal=0.1)
@@ -257,6 +256,7 @@ def part(networks, rows):
     return gpu.Networks(**cut)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[20, 7, 1], [20, 7, 3]])
 def test_a_network_is_the_same_alone_and_in_company(sizes):
     trials = make_trials(3, sizes, sets=2)
@@ -270,6 +270,7 @@ def test_a_network_is_the_same_alone_and_in_company(sizes):
     assert_same(together, apart)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, and it complains
 @pytest.mark.parametrize("sizes", [[20, 8, 1], [20, 8, 3]])
 def test_a_network_that_diverges_stops_at_its_last_finished_epoch(sizes):
@@ -336,7 +337,6 @@ def test_it_says_what_fits():
 def test_what_does_not_fit_together_is_refused():
     trials, sets = make_trials(2, [20, 8, 1]), make_sets(1, 45, 37, 20, 1)
     networks, data, keys = stack(trials), data_of(sets, trials), keys_of(trials, 2)
-    outcome = gpu.Outcome.empty(2, 2, DEVICE)
     bad = [
         (replace(networks, b1=networks.b1[:, :4]), data, keys, "b1 must be"),
         (replace(networks, step=networks.step.int()), data, keys, "step must be"),
@@ -344,14 +344,13 @@ def test_what_does_not_fit_together_is_refused():
         (networks, replace(data, y=data.y.long()), keys, "y must be"),
         (networks, replace(data, x=data.x.mT.contiguous().mT), keys, "contiguous"),
         (networks, data, keys[0], "four"),
-        (networks, data, keys[:, :1].contiguous(), "loss must be"),
     ]
     for wrong_networks, wrong_data, wrong_keys, message in bad:
         with pytest.raises(FissileError, match=message):
-            gpu.train(wrong_networks, wrong_data, wrong_keys, outcome)
+            gpu.train(wrong_networks, wrong_data, wrong_keys)
     for chunk in (48, 8, -16):
         with pytest.raises(FissileError, match="power of two of at least 16"):
-            gpu.train(networks, data, keys, outcome, chunk=chunk)
+            gpu.train(networks, data, keys, chunk=chunk)
     large = make_trials(1, [20, 1024, 1])
     with pytest.raises(FissileError, match="do not fit on chip"):
         launch(stack(large), sets, large, epochs=1)
@@ -363,7 +362,7 @@ def test_what_does_not_fit_together_is_refused():
 def bank_of(specs, run, monkeypatch):
     """A bank whose stacks go through one engine, on the device of these tests."""
     with monkeypatch.context() as patch:
-        patch.setattr(engines.torch_engine, "run", run)
+        patch.setattr(engines, "run_torch", run)
         bank = Bank(specs, device=DEVICE, engine="plain")
         bank.train(until=1)
         arms = bank.branch({"dense": Dense(), "split": Expand(2), "over": Expand(2, Overlapping())})
@@ -371,6 +370,7 @@ def bank_of(specs, run, monkeypatch):
     return arms
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter
 def test_the_engine_agrees_with_the_plain_one_and_freezes_what_diverges(monkeypatch):
     x, y, xt, yt = make_sets(2, 45, 37, 8, 1)
@@ -378,7 +378,7 @@ def test_the_engine_agrees_with_the_plain_one_and_freezes_what_diverges(monkeypa
     recipe = Recipe(lr=1e-2, batch=16, l1=1e-3)
     specs = [Spec([8, 6, 1], data[i % 2], seed=i, recipe=recipe) for i in range(3)]
     specs.append(Spec([8, 6, 1], data[0], seed=7, recipe=Recipe(lr=1e38, batch=16)))
-    expected = bank_of(specs, torch_engine.run, monkeypatch)
+    expected = bank_of(specs, engines.run_torch, monkeypatch)
     found = bank_of(specs, gpu.run, monkeypatch)
     assert all(gpu.can(stack) for stack in found._stacks)
     assert found.diverged == expected.diverged == [9, 10, 11]
@@ -394,6 +394,7 @@ def test_the_engine_agrees_with_the_plain_one_and_freezes_what_diverges(monkeypa
             torch.testing.assert_close(mine["exp_avg"], theirs["exp_avg"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_networks_of_several_shapes_share_a_launch_and_do_not_notice(monkeypatch):
     specs = []
     for inputs, hidden, seed in ((8, 6, 0), (12, 5, 1), (8, 7, 2), (16, 8, 3), (20, 6, 4)):
@@ -406,12 +407,13 @@ def test_networks_of_several_shapes_share_a_launch_and_do_not_notice(monkeypatch
     assert sorted(len(group) for group in groups) == [1, 4]  # 20 inputs need a wider tile
     seen = []
     for group in groups:
-        gpu.run_together(
+        gpu.run(
             group, 2, lambda stack, *curves: seen.append((stack, *curves)), torch.device(DEVICE)
         )
     for stack in banks[1]._stacks:
         alone = []
-        gpu.run(stack, 2, lambda *curves, alone=alone: alone.append(curves), torch.device(DEVICE))
+        note = lambda _, *curves, alone=alone: alone.append(curves)  # noqa: E731
+        gpu.run([stack], 2, note, torch.device(DEVICE))
         mine = next(one for one in banks[0]._stacks if torch.equal(one.members, stack.members))
         curves = [curve for one, *curve in seen if one is mine]
         for found, expected in zip(
@@ -437,10 +439,10 @@ def test_the_engine_leaves_the_last_recorded_epoch_when_interrupted(monkeypatch)
         if stack.epoch == 1:
             raise KeyboardInterrupt
 
-    gpu.run(stack, 1, lambda *_: None, torch.device(DEVICE))
+    gpu.run([stack], 1, lambda *_: None, torch.device(DEVICE))
     before = {k: v.clone() for k, v in stack.module.state_dict().items()}
     monkeypatch.setattr(gpu, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        gpu.run(stack, 3, lambda *_: None, torch.device(DEVICE))
+        gpu.run([stack], 3, lambda *_: None, torch.device(DEVICE))
     assert stack.epoch == 1
     assert all(torch.equal(before[k], v) for k, v in stack.module.state_dict().items())

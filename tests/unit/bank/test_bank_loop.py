@@ -80,6 +80,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_the_core_brings_torch_and_numpy_only_and_kernels_and_compilers_wait():
     command = [sys.executable, "-c", IMPORTED]
     found = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fissile import FissileError
 from fissile.bank.sparse import Plan, Prune, Rewire, SparseStack, SplitAt
-from fissile.bank.sparse.presets import hidden_for, is_large, plans, within_budget
+from fissile.bank.sparse.plan import hidden_for, is_large, within_budget
+from fissile.bank.sparse.plan import recommended_plans as plans
 
 NONSENSE = [
     ({"budget": 0, "hidden": 4}, "budget=0 is not a whole number of at least 1"),

@@ -10,8 +10,8 @@ import fissile
 from fissile import MLP
 from fissile._common.random import order
 from fissile.bank.sparse import Plan, Prune, Rewire, SparseStack, SplitAt, train
-from fissile.bank.sparse.presets import plans as recipe
-from fissile.bank.sparse.presets import within_budget
+from fissile.bank.sparse.plan import recommended_plans as recipe
+from fissile.bank.sparse.plan import within_budget
 from fissile.bank.sparse.train import tick
 
 CPU = torch.device("cpu")
@@ -174,6 +174,7 @@ def network(stack, seed, plan):
     return {f"{name} {kind}": w[number] for kind, part in parts.items() for name, w in part.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 def test_company_changes_nothing(weighted):
     seeds = [5, 0, 2**40]
@@ -380,6 +381,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @pytest.mark.parametrize("kind", KINDS)
 @given(budget=st.integers(15, 110), epochs=st.integers(1, 3), seed=st.integers(0, 99))

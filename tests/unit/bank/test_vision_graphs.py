@@ -65,6 +65,7 @@ def torch_norm(x, norm, training):
     return (functional.max_pool2d(y, 2) if norm.pool else y), mean, var
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize(("batch", "channels", "size"), [(2, 64, 4), (3, 24, 8), (5, 130, 2)])
 @pytest.mark.parametrize("programs", [256, 4])

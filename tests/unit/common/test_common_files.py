@@ -72,6 +72,7 @@ def test_an_error_of_the_disk_is_ours(tmp_path, monkeypatch, function):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 @posix
 def test_a_really_full_disk_keeps_the_old_file(tmp_path):
     """Writes under a file size limit of the operating system, in a process of its own."""

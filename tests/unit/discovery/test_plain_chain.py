@@ -48,6 +48,7 @@ def random_chain(draw, depth=2):
     return nn.Sequential(*parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(150))
 def test_a_chain_that_is_read_off_is_the_traced_one(seed, monkeypatch):
     model = random_chain(random.Random(seed))

@@ -59,6 +59,7 @@ def fits(tmp_path_factory):
         return compared(store, "quick")
 
 
+@pytest.mark.slow
 def test_the_reading_that_was_put_in_is_found(fits):
     for target in TARGETS:
         found = best(fits, target.study)

@@ -66,6 +66,7 @@ def test_company_and_its_patience_do_not_matter(trials):
         assert not alone["rising"] or alone["epochs"] == limit(trial.warm_up)
 
 
+@pytest.mark.slow
 def test_networks_behind_a_backbone_converge_too():
     images = Images("generated-images", projection=4)
     one = Trial(images, 2, warm_up=1, fine_tune=1, arm=Arm("converged"))

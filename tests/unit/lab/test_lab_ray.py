@@ -14,12 +14,11 @@ from fissile._common.errors import FissileError
 from fissile.data.generated import features
 from fissile.data.sets import Labelled
 from fissile.lab import ray as cluster
+from fissile.lab.batching import PROCESS
 from fissile.lab.classifier import Arrays, Classifiers, load
 from fissile.lab.compute import compute
-from fissile.lab.progress import Bar
-from fissile.lab.ray import Crew, Node, Shares, nodes_of, shares_of, workers
-from fissile.lab.ray.connect import answers
-from fissile.lab.ray.workers import BASE
+from fissile.lab.ray import Crew, Node, Shares, answers, nodes_of, shares_of, workers
+from fissile.lab.run import Bar
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Boolean, Features, Images, Sampling, Trial
 
@@ -48,7 +47,7 @@ def test_nodes_are_read_from_what_ray_says():
         ("cpu", [Node(16, 1, 64e9)], (16, 0, 1)),
         ("cuda", [Node(16, 1, 64e9), Node(4, 0, 16e9)], (0, 8, 8)),
         ("cuda", [Node(4, 0, 16e9)], (0, 0, 1)),
-        (None, [Node(64, 0, 10 * BASE)], (10, 0, 1)),  # no more than memory suffices for
+        (None, [Node(64, 0, 10 * PROCESS)], (10, 0, 1)),  # no more than memory suffices for
         (None, [], (0, 0, 1)),
     ],
 )
@@ -59,7 +58,7 @@ def test_how_many_workers_a_cluster_has(device, nodes, shares):
 
 def test_a_batch_on_a_processor_has_its_share_of_the_smallest_machine():
     found = shares_of([Node(2, 0, 8e9), Node(4, 0, 8e9)], WORKS, None)
-    assert found == Shares(6, 0, 1, 2e9 - BASE)
+    assert found == Shares(6, 0, 1, 2e9 - PROCESS)
 
 
 def test_a_convolutional_network_has_a_gpu_to_itself():

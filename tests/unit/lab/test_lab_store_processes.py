@@ -90,6 +90,7 @@ def ask(pipe, *request):
     return pipe.recv()
 
 
+@pytest.mark.slow
 @posix
 def test_two_writers(tmp_path, start):
     path = tmp_path / "new"  # which both of them make

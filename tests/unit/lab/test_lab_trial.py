@@ -7,9 +7,9 @@ from inventions import invented
 
 from fissile._common.errors import FissileError
 from fissile.bank.loop import Recipe
+from fissile.lab.batching import batches
 from fissile.lab.frame import cells, pick, tidy
 from fissile.lab.results import STUDIES
-from fissile.lab.run import batches
 from fissile.lab.studies import find
 from fissile.lab.study import SCALES
 from fissile.lab.trial import (
@@ -158,6 +158,7 @@ def test_moves_concern_only_masks_that_move():
     assert random.columns()["every"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_every_study_has_every_scale_with_dense_beside_each_arm(study, scale):

@@ -48,6 +48,7 @@ def stars_in(axes: matplotlib.axes.Axes) -> set[tuple[str, float]]:
 # --- every figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_every_study_has_a_figure_of_the_width_of_the_paper(study: Study, drawn) -> None:
     figure = drawn[study.id]

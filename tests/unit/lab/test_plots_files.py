@@ -79,6 +79,7 @@ def test_the_numbers_are_a_plain_csv_file(tmp_path: Path) -> None:
 # --- files
 
 
+@pytest.mark.slow
 def test_files_are_what_they_are_called_and_never_change(tmp_path: Path, drawn) -> None:
     study = STUDIES["codes"]
     again = draw(study, frame_of(study), pictures_of(study))

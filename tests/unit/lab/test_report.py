@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fissile
-from fissile.lab import comparison_table, report
+from fissile.lab import report
 from fissile.lab.compute import TrialResult
 from fissile.lab.results import latest, load
 from fissile.lab.run import run
@@ -115,6 +115,7 @@ def read_csv(path):
 # --- what it says
 
 
+@pytest.mark.slow
 def test_everything_is_written(folder):
     figures = {f"figures/{name}.{kind}" for name in IDS for kind in ("svg", "png")}
     numbers = {"figures/capacity.csv", "figures/theory.csv"}  # codes shows pictures
@@ -131,11 +132,11 @@ def test_every_claim_is_there_with_its_verdict_and_numbers(store, folder, page):
     ]
     assert len(found) == sum(len(STUDIES[name].claims) for name in IDS)
     for _, claim, verdict in found:
-        told = f"{comparison_table.SYMBOLS[verdict.status]} {verdict.status} {verdict.numbers}"
+        told = f"{report.SYMBOLS[verdict.status]} {verdict.status} {verdict.numbers}"
         assert [claim.text, claim.source, told] in page.rows
-    for status in comparison_table.SYMBOLS:
+    for status in report.SYMBOLS:
         count = sum(v.status == status and not claim.own for _, claim, v in found)
-        assert re.search(rf"\b{count} {comparison_table.SYMBOLS[status]} {status}", page.text)
+        assert re.search(rf"\b{count} {report.SYMBOLS[status]} {status}", page.text)
     kept = [list(row.values())[:5] for row in read_csv(folder / "claims.csv")]
     assert kept == [[name, c.text, c.source, v.status, v.numbers] for name, c, v in found]
 
@@ -265,21 +266,19 @@ def test_a_store_without_runs_asks_for_one(tmp_path):
 
 def test_claims_as_markdown(store):
     found = [load(store, run) for run in latest(store)]
-    text = comparison_table.claims_markdown(found)
+    text = report.claims_markdown(found)
     every = [(one, *both) for one in found for both in one.verdicts]
     for one, claim, verdict in every:
         assert text.count(f"| {one.study.id} | {claim.text} | {verdict.numbers} |") == 1
     assert text.count("\n| ") == len(every) + 2 * text.count("<details")
     parts = [
-        (text.index(title), status)
-        for status, title in comparison_table._FIRST.items()
-        if title in text
+        (text.index(title), status) for status, title in report._FIRST.items() if title in text
     ]
     # What came out differently is said first, and is open to be read.
     assert sorted(parts) == parts
     assert {status for _, status in parts} == {verdict.status for _, _, verdict in every}
     assert text.count("<details open>") == any(v.status == "fails" for _, _, v in every)
-    assert comparison_table._markdown("a|b\n<i>*c*\\") == "a\\|b &lt;i>\\*c\\*\\\\"
+    assert report._markdown("a|b\n<i>*c*\\") == "a\\|b &lt;i>\\*c\\*\\\\"
 
 
 def curved(tmp_path, changes=None):
@@ -326,12 +325,12 @@ def test_an_incomplete_run_proves_nothing_yet(tmp_path):
     for (_, whole), (_, part) in zip(results.verdicts, partly.verdicts, strict=True):
         assert part.status in ("not significant", "no data")
         assert whole.status == "no data" or part.numbers.startswith("so far (7 of 8 trials)")
-    assert "timing (generated, 7 of 8 trials)" in comparison_table.claims_markdown([partly])
+    assert "timing (generated, 7 of 8 trials)" in report.claims_markdown([partly])
 
 
 def test_tables_as_markdown(store):
     results = load(store, latest(store, ["capacity"])[0])
-    text = comparison_table.tables_markdown(results)
+    text = report.tables_markdown(results)
     ours = results.frame[(results.frame["arm"] == "dense") & (results.frame["literals"] == 12)]
     mean, error = ours["capacity"].mean(), ours["capacity"].sem()
     digits = results.study.published[0].digits

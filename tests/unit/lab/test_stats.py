@@ -34,15 +34,11 @@ def test_summaries_leave_out_what_is_not_there():
 
 
 @given(VALUES, st.integers(0, 2**31))
-def test_paired_and_welch_are_scipys(values, seed):
+def test_the_paired_test_is_scipys(values, seed):
     others = values + np.random.default_rng(seed).normal(size=len(values))
     assert compare(values, others).p == pytest.approx(
         scipy.stats.ttest_rel(values, others).pvalue, rel=1e-6, abs=1e-12
     )
-    if np.ptp(values) > 1e-6:  # scipy warns of a side that does not vary
-        assert compare(values, others, paired=False).p == pytest.approx(
-            scipy.stats.ttest_ind(values, others, equal_var=False).pvalue
-        )
 
 
 def test_a_paired_test_by_hand():
@@ -54,18 +50,17 @@ def test_a_paired_test_by_hand():
     assert not found.significant
 
 
-def test_pairing_sees_what_welch_does_not():
+def test_pairing_sees_what_a_test_of_two_groups_does_not():
     base = np.array([0.0, 10.0, 20.0, 30.0])
     better = base + np.array([1.0, 1.1, 0.9, 1.0])
     assert compare(better, base).significant
-    assert not compare(better, base, paired=False).significant
+    assert scipy.stats.ttest_ind(better, base).pvalue > 0.05
 
 
 def test_tests_without_spread_or_without_trials():
     assert compare([1.0, 2.0], [1.0, 2.0]).p == 1
     assert compare([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).p == 0
     assert isnan(compare([2.0, 3.0], [1.0, 2.0]).p)  # two trials may agree by chance
-    assert compare([2.0, 2.0, 2.0], [1.0, 1.0, 1.0], paired=False).p == 0
     assert isnan(compare([1.0], [2.0]).p)
     assert not compare([1.0], [2.0]).significant
     assert compare([1.0, np.nan, 4.0], [0.0, 1.0, 2.0]).count == 2

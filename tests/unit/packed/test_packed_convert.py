@@ -147,6 +147,7 @@ def test_autocast_gives_what_a_plain_layer_gives():
         assert pack(filters)(torch.randn(1, 8, 5, 5)).dtype is torch.bfloat16
 
 
+@pytest.mark.slow
 def test_a_compiler_sees_one_graph():
     for layout in LAYOUTS:
         torch.compiler.reset()

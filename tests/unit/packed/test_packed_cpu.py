@@ -22,7 +22,6 @@ from torch import Tensor
 from fissile._common import llvm
 from fissile._common.errors import FissileError
 from fissile.packed import cpu
-from fissile.packed.cpu import linear, threads
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ACTIVATIONS = {
@@ -204,7 +203,7 @@ def test_threads_share_a_large_layer(activation, monkeypatch):
     second, stored = make_bitmap(rng, 701, 601, 4, torch.float32, True)
     x = normal(rng, 3, 1999, dtype=torch.float32)
     with Pool(2) as pool:
-        monkeypatch.setattr(threads, "_pool", lambda: pool)
+        monkeypatch.setattr(cpu, "_pool", lambda: pool)
         hidden = cpu.owned_linear(x, *first, activation)
         y = cpu.bitmap_linear(hidden, *second, "none")
         both = cpu.block(x, *first, activation, *second)
@@ -241,7 +240,7 @@ def test_nobody_writes_on_after_an_error():
         done.set()
 
     with pytest.raises(KeyboardInterrupt):
-        threads.spread([(kernel, ())], 2, 2 * threads.LEAST)
+        cpu.spread([(kernel, ())], 2, 2 * cpu.LEAST)
     assert done.is_set()
 
 
@@ -274,8 +273,8 @@ def test_fewer_threads_than_wanted_do_it_all(monkeypatch):
         rows.extend(range(lo, hi))
 
     with FullPool(8, "full") as pool:
-        monkeypatch.setattr(threads, "_pool", lambda: pool)
-        threads.spread([(kernel, ())], 24, 3 * threads.LEAST)
+        monkeypatch.setattr(cpu, "_pool", lambda: pool)
+        cpu.spread([(kernel, ())], 24, 3 * cpu.LEAST)
         assert sorted(rows) == [*range(24)]
 
 
@@ -297,9 +296,9 @@ def test_nobody_comes_later_upon_work_that_was_left_in_the_queue(monkeypatch):
             ended.append(lo)
 
     with FullPool(8) as pool:
-        monkeypatch.setattr(threads, "_pool", lambda: pool)
+        monkeypatch.setattr(cpu, "_pool", lambda: pool)
         with pytest.raises(ArithmeticError):
-            threads.spread([(kernel, ())], 3, 3 * threads.LEAST)
+            cpu.spread([(kernel, ())], 3, 3 * cpu.LEAST)
         assert ended
 
 
@@ -314,7 +313,7 @@ def test_threads_that_did_not_survive_a_fork_are_replaced():
             assert helped.wait(10)
         helped.set()
 
-    threads.spread([(kernel, ())], 8, 2 * threads.LEAST)
+    cpu.spread([(kernel, ())], 8, 2 * cpu.LEAST)
     time.sleep(0.05)  # so that the helper is idle, and the pool counts on it
     helped.clear()
     child = os.fork()
@@ -322,7 +321,7 @@ def test_threads_that_did_not_survive_a_fork_are_replaced():
         signal.alarm(20)
         code = 1
         try:
-            threads.spread([(kernel, ())], 8, 2 * threads.LEAST)
+            cpu.spread([(kernel, ())], 8, 2 * cpu.LEAST)
             code = 0
         finally:
             os._exit(code)
@@ -333,12 +332,12 @@ def test_threads_that_did_not_survive_a_fork_are_replaced():
 def test_kernels_on_disk_know_what_they_were_made_with(kernel):
     """Numba compares what a kernel closes over, and the kernel's own file alone."""
     made = {
-        "activation": linear.activation_kernel,
-        "bitmap": lambda: linear.bitmap_kernel(torch.float32, 4, False),
-        "owned": lambda: linear.owned_kernel(torch.float32, 4, False, False),
+        "activation": cpu.activation_kernel,
+        "bitmap": lambda: cpu.bitmap_kernel(torch.float32, 4, False),
+        "owned": lambda: cpu.owned_kernel(torch.float32, 4, False, False),
     }[kernel]()
     within = inspect.getclosurevars(made.py_func).nonlocals.values()
-    files = Path(cpu.__file__).with_name("instructions.py"), Path(llvm.__file__)
+    files = Path(cpu.__file__).with_name("kernels.py"), Path(llvm.__file__)
     assert zlib.crc32(b"".join(path.read_bytes() for path in files)) in within
 
 
@@ -446,6 +445,7 @@ def in_a_process(code, **settings):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_without_numba_plain_pytorch_is_left_and_processors_without_wide_vectors_come_to_the_same():
     code = """
 import sys

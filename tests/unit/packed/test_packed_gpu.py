@@ -84,6 +84,7 @@ def expected_of(x, wide, bias, activation):
     return ACTIVATIONS[activation](out if bias is None else out + bias.double())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["inline", "plane"])
 @pytest.mark.parametrize("alpha", range(2, 9))
@@ -122,6 +123,7 @@ TILES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", sorted(TILES), ids=lambda tiles: "-".join(map(str, tiles)))
 def test_every_way_to_cut_a_layer_agrees(tiles):
     generator = torch.Generator().manual_seed(0)
@@ -174,6 +176,7 @@ def check_bitmap(outputs, groups, group, batch, dtype, biased, keep=0.3):
     assert torch.equal(launch.bitmap_written(*packed, groups * group, group).double(), wide)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_bitmap_agrees(group, dtype):
@@ -181,6 +184,7 @@ def test_bitmap_agrees(group, dtype):
     check_bitmap(3, 300, group, {1: 1, 2: 2, 4: 3, 8: 1}[group], dtype, biased=group % 3 == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [2, 9, 17, 70])
 def test_bitmap_agrees_for_several_samples(batch):
     check_bitmap(18, 300, 4, batch, torch.bfloat16, biased=True)
@@ -203,6 +207,7 @@ MASKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", sorted(MASKED), ids=lambda tiles: "-".join(map(str, tiles)))
 def test_every_way_to_cut_a_masked_layer_agrees(tiles):
     generator = torch.Generator().manual_seed(0)

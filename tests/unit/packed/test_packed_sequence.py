@@ -9,8 +9,7 @@ from torch import nn
 
 from fissile import MLP, FissileError, expand, pack, unpack
 from fissile.packed import dispatch
-from fissile.packed.cpu import can_run
-from fissile.packed.cpu.threads import LEAST
+from fissile.packed.cpu import LEAST, can_run
 from fissile.packed.sequence import Block
 
 pytestmark = pytest.mark.skipif(not can_run(), reason="the kernels do not run here")

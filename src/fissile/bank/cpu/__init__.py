@@ -27,7 +27,16 @@ import torch
 
 from fissile._common.cores import cores
 from fissile.bank.spec import Data, Dense, Expand
-from fissile.bank.stack import Stack, WideLayer, first_index, linear_layers, read, stages, write
+from fissile.bank.stack import (
+    HYPER,
+    Stack,
+    WideLayer,
+    first_index,
+    linear_layers,
+    read,
+    stages,
+    write,
+)
 
 if TYPE_CHECKING:
     from fissile.bank.cpu.layout import Samples
@@ -114,7 +123,7 @@ class _Job:
     shared: SampleSets  # converted once for all stacks
 
     def __post_init__(self) -> None:
-        from fissile.bank.cpu.kernel import Dials
+        from fissile.bank.cpu.kernel import Hyper
         from fissile.bank.cpu.layout import Architecture, Wiring
 
         module = self.stack.module
@@ -134,23 +143,23 @@ class _Job:
         adam = self.stack.adam.state[next(module.parameters())]
         self.steps = adam["step"].long().numpy()
         self.seeds = self.stack.seeds.numpy()
-        self.dials = Dials(*(getattr(self.stack.dials, n).double().numpy() for n in Dials._fields))
+        self.hyper = Hyper(*(self.stack.hyper[name].double().numpy() for name in HYPER))
         self.epochs = np.full(len(self.stack), self.stack.epoch)
         self.seconds = _SLICE
 
     def _packed(self, layers: list[WideLayer], which: int) -> npt.NDArray[Any]:
         """Write the values, or one of the moments, out as flat rows."""
         flat = self.wiring.pack(
-            [layer.weight[which] for layer in layers],
-            [None if layer.bias is None else layer.bias[which] for layer in layers],
+            [layer.states["weight"][which] for layer in layers],
+            [layer.states["bias"][which] if "bias" in layer.states else None for layer in layers],
         )
         if not self.architecture.norm:
             return flat
         front = np.zeros((2, len(flat), self.architecture.rows), flat.dtype)
         for rows, layer in zip(self._rows(), layers, strict=True):
-            if layer.norm is not None:
-                for part, vectors in zip(front, layer.norm, strict=True):
-                    part[:, rows] = vectors[which].numpy()
+            for part, name in zip(front, ("scale", "shift"), strict=True):
+                if name in layer.states:
+                    part[:, rows] = layer.states[name][which].numpy()
         return np.concatenate([*front, flat], 1)
 
     def _rows(self) -> Iterator[slice]:
@@ -196,7 +205,7 @@ class _Job:
         if len(going):
             trained = train_networks(
                 self.architecture, self.wiring, self.state, self.steps, going, self.seeds,
-                epochs, *sets, self.dials, self.stack.batch,
+                epochs, *sets, self.hyper, self.stack.batch,
             )  # fmt: skip
             accuracy[alive[rows]], loss[alive[rows]] = trained.accuracy, trained.loss
             alive[going] = trained.epochs == len(epochs)
@@ -216,24 +225,20 @@ class _Job:
                 )
         return self.shared[key]
 
-    def _vectors(self, own: slice, begin: int) -> tuple[torch.Tensor, ...]:
-        """Return a layer's scales, or its shifts, and their moments."""
-        part = slice(begin + own.start, begin + own.stop)
-        return tuple(torch.from_numpy(state[:, part]) for state in self.state)
-
     def parts(self) -> Iterator[Stack]:
         """Write everything back and yield the stack, cut where networks stopped at other epochs."""
-        front = self.architecture.front
+        front, neurons = self.architecture.front, self.architecture.rows
         unpacked = [self.wiring.unpack(state[:, front:]) for state in self.state]
-        layers = [
-            WideLayer(
-                weight=tuple(torch.from_numpy(weights[i]) for weights, _ in unpacked),
-                bias=tuple(torch.from_numpy(biases[i]) for _, biases in unpacked),
-                mask=None,
-                norm=(self._vectors(own, 0), self._vectors(own, front // 2)) if front else None,
-            )
-            for i, own in enumerate(self._rows())
-        ]
+        layers = []
+        for i, own in enumerate(self._rows()):
+            arrays = {
+                "weight": [weights[i] for weights, _ in unpacked],
+                "bias": [biases[i] for _, biases in unpacked],
+                "scale": [state[:, own] for state in self.state],
+                "shift": [state[:, neurons:][:, own] for state in self.state],
+            }
+            states = {name: list(map(torch.from_numpy, values)) for name, values in arrays.items()}
+            layers.append(WideLayer(states))
         write(self.stack, layers)
         for state in self.stack.adam.state.values():
             state["step"].copy_(torch.from_numpy(self.steps))
@@ -245,6 +250,6 @@ class _Job:
 
 
 def _mask(layer: WideLayer) -> npt.NDArray[np.bool_]:
-    weight = layer.weight[0]
+    weight = layer.states["weight"][0]
     mask = torch.ones_like(weight, dtype=torch.bool) if layer.mask is None else layer.mask
     return mask.numpy()

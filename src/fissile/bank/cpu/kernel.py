@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,16 +39,16 @@ from fissile.bank.cpu.ops import (
     normalize,
 )
 
-__all__ = ["Dials", "Trained", "train_networks"]
+__all__ = ["Hyper", "Trained", "train_networks"]
 
 
-class Dials(NamedTuple):
-    """The recipe's values for every network of a stack, in double precision."""
+class Hyper(NamedTuple):
+    """The recipe's values in double precision: arrays for a stack, numbers for a network."""
 
-    lr: Array
-    l1: Array
-    l2: Array
-    orthogonal: Array
+    lr: Any
+    l1: Any
+    l2: Any
+    orthogonal: Any
 
 
 class Trained(NamedTuple):
@@ -69,7 +69,7 @@ def train_networks(
     epochs: range,
     train: Samples,
     test: Samples,
-    dials: Dials,
+    hyper: Hyper,
     batch: int,
 ) -> Trained:
     """Train some networks of a stack in place, one after the other, in one compiled call.
@@ -77,7 +77,7 @@ def train_networks(
     >>> wiring = Wiring.of(masks)
     >>> state = [wiring.pack(weights, biases), *np.zeros((2, networks, wiring.width))]
     >>> done = train_networks(architecture, wiring, state, steps, np.arange(64), seeds, range(25),
-    ...                       train, test, dials, batch=64)
+    ...                       train, test, hyper, batch=64)
 
     ``state`` holds biases and weights of all networks (before them, if there are LayerNorms, scales
     and shifts of all neurons), then Adam's first and second moments. ``steps`` counts Adam's steps.
@@ -96,14 +96,14 @@ def train_networks(
         np.array(architecture.norm or [0.0] * len(architecture.relu)),
     )
     scratch = make_scratch(
-        architecture, wiring, state[0], len(train.x), bool(dials.orthogonal.any())
+        architecture, wiring, state[0], len(train.x), bool(hyper.orthogonal.any())
     )
     curves = np.full((len(rows), 2, len(epochs)), np.nan)
     keys = np.empty((len(epochs), ROUNDS, 2), np.uint32)
     finished = _train_rows(
         layers, wiring.ptr, wiring.col, state[0], state[1], state[2], steps,
         np.asarray(rows, np.int64), seeds, epochs.start, train, test, keys,
-        ((1 << bits) - 1, shift), dials, batch, scratch, curves,
+        ((1 << bits) - 1, shift), hyper, batch, scratch, curves,
     )  # fmt: skip
     return Trained(finished, curves[:, 0], curves[:, 1])
 
@@ -157,14 +157,6 @@ class _Net(NamedTuple):
     outptr: Array
     slot: Array
     target: Array
-
-
-class _How(NamedTuple):
-    lr: float
-    batch: int
-    l1: float
-    l2: float
-    orthogonal: float
 
 
 @inner
@@ -414,7 +406,8 @@ def _train(
     test: Samples,
     keys: Array,
     places: tuple[int, int],
-    how: _How,
+    hyper: Hyper,
+    batch: int,
     scratch: Scratch,
     curves: Array,
 ) -> tuple[int, int]:
@@ -428,16 +421,16 @@ def _train(
         _keep(theta, m, v, kept)
         fill_order(scratch.order, scratch.outside, keys[epoch], places)
         total = 0.0
-        for begin in range(0, samples, how.batch):
-            size = min(how.batch, samples - begin)
+        for begin in range(0, samples, batch):
+            size = min(batch, samples - begin)
             total += _step(net, b, w, train, begin, size, scratch)
             if not abs(total) < np.inf:
                 break
             step += 1
-            _add_absolute(net, w, grad_w, how.l1)
-            if how.orthogonal > 0:
-                _add_orthogonal(net, w, grad_w, how.orthogonal, dense, gram, line)
-            adam(theta, m, v, scratch.grad, step, how.lr, how.l2)
+            _add_absolute(net, w, grad_w, hyper.l1)
+            if hyper.orthogonal > 0:
+                _add_orthogonal(net, w, grad_w, hyper.orthogonal, dense, gram, line)
+            adam(theta, m, v, scratch.grad, step, hyper.lr, hyper.l2)
         if not abs(total) < np.inf or not _all_finite(theta):
             _go_back(kept, theta, m, v)
             return epoch, done
@@ -463,7 +456,7 @@ def _train_rows(
     test: Samples,
     keys: Array,
     places: tuple[int, int],
-    dials: Dials,
+    hyper: Hyper,
     batch: int,
     scratch: Scratch,
     curves: Array,
@@ -480,8 +473,9 @@ def _train_rows(
             theta[n, :normed], theta[n, normed : 2 * normed],
             scratch.cut, col[n], scratch.outptr, scratch.slot, scratch.target,
         )  # fmt: skip
-        how = _How(dials.lr[n], batch, dials.l1[n], dials.l2[n], dials.orthogonal[n])
+        mine = Hyper(hyper.lr[n], hyper.l1[n], hyper.l2[n], hyper.orthogonal[n])
         finished[i], steps[n] = _train(
-            net, theta[n], m[n], v[n], steps[n], train, test, keys, places, how, scratch, curves[i]
-        )
+            net, theta[n], m[n], v[n], steps[n], train, test, keys, places, mine, batch, scratch,
+            curves[i],
+        )  # fmt: skip
     return finished

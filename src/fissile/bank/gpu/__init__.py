@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -25,16 +25,15 @@ from torch import Tensor
 from fissile._common.errors import FissileError, whole
 from fissile._common.random import ROUNDS, order_keys, order_shape
 from fissile.bank.spec import Dense, Expand
-from fissile.bank.stack import Stack, Stage, WideLayer, linear_layers, read, stages, write
+from fissile.bank.stack import HYPER, Stack, Stage, WideLayer, linear_layers, read, stages, write
 from fissile.bank.step import BETA1, BETA2
 from fissile.layers import SparseLinear
 
 if TYPE_CHECKING:
-    from fissile.bank.torch_engine import OnEpochs
+    from fissile.bank.engines import OnEpochs
 
 __all__ = [
-    "DataSets", "Networks", "Outcome", "can", "fits", "padded", "run", "run_together", "together",
-    "train",
+    "Curves", "DataSets", "Networks", "can", "fits", "padded", "run", "together", "train",
 ]  # fmt: skip
 
 Precision = Literal["ieee", "tf32x3", "tf32"]
@@ -90,21 +89,12 @@ class DataSets:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a launch found out; epochs a network did not finish hold NaN and -1."""
+class Curves:
+    """What a launch returns; epochs that a network did not finish hold NaN and -1."""
 
     loss: Tensor  # (networks, epochs), float32: the mean task loss of the samples, no penalties
     correct: Tensor  # (networks, epochs), int32: test samples classified rightly after the epoch
     finished: Tensor  # (networks,), int32: epochs before the first that was not finite
-
-    @classmethod
-    def empty(cls, networks: int, epochs: int, device: torch.device | str) -> Outcome:
-        """Return room for the outcome of a launch."""
-        return cls(
-            torch.empty(networks, epochs, device=device),
-            torch.empty(networks, epochs, dtype=torch.int32, device=device),
-            torch.empty(networks, dtype=torch.int32, device=device),
-        )
 
 
 def fits(hidden: int, inputs: int, outputs: int) -> bool:
@@ -123,17 +113,16 @@ def train(
     networks: Networks,
     data: DataSets,
     keys: Tensor,
-    outcome: Outcome,
     *,
     batch: int = 64,
     precision: Precision = "tf32x3",
     chunk: int | None = None,
     num_warps: int | None = None,
-) -> None:
+) -> Curves:
     """Train every network of a stack for some epochs, in place, in one launch.
 
     >>> keys = torch.stack([order_keys(seeds, epoch) for epoch in range(25)], 1)
-    >>> train(networks, data, keys, outcome)
+    >>> curves = train(networks, data, keys)
 
     A network whose loss or parameters stop being finite is left as it was after its last finished
     epoch. The last batch of an epoch takes the samples that are left.
@@ -141,7 +130,6 @@ def train(
     Args:
         networks, data: what is trained, and on what.
         keys: of the order of samples, (networks, epochs, rounds, 2), int64.
-        outcome: where the losses and accuracies go.
         batch: samples of a step.
         precision: of the matrix products.
         chunk: samples on chip at a time, a power of two from 16 on; by default what suits.
@@ -150,11 +138,14 @@ def train(
     from fissile.bank.gpu.kernels import train_kernel
 
     whole("batch", batch, least=1)
-    _check(networks, data, keys, outcome)
+    _check(networks, data, keys)
     count, hidden, inputs = networks.w1.shape
     outputs, samples, epochs = networks.w2.shape[1], data.x.shape[1], keys.shape[1]
-    outcome.loss.fill_(float("nan"))
-    outcome.correct.fill_(-1)
+    curves = Curves(
+        networks.w1.new_full((count, epochs), torch.nan),
+        networks.w1.new_full((count, epochs), -1, dtype=torch.int32),
+        networks.w1.new_empty(count, dtype=torch.int32),
+    )
     # Powers of Adam's betas at the start of each epoch: the kernel multiplies on from there, in
     # float64, where 1 - 0.999 is exact; and epochs in one launch are those of several, bit by bit.
     before = -(-samples // batch) * torch.arange(epochs, device=networks.step.device)
@@ -177,13 +168,14 @@ def train(
             networks.step, betas**steps_so_far, networks.lr, networks.l1, networks.l2,
             nothing if networks.orthogonal is None else networks.orthogonal,
             data.x, data.y, data.xt, data.yt, data.which, keys,
-            outcome.loss, outcome.correct, outcome.finished, epochs,
+            curves.loss, curves.correct, curves.finished, epochs,
             N=samples, TESTS=data.xt.shape[1], BITS=bits, SHIFT=shift,
             D=inputs, H=hidden, C=outputs, B=batch, DP=d, HP=h, CP=c, CHUNK=chunk,
             MASK1=networks.mask1 is not None, MASK2=networks.mask2 is not None,
             ORTHOGONAL=networks.orthogonal is not None, PRECISION=precision,
             num_warps=num_warps, num_stages=1,
         )  # fmt: skip
+    return curves
 
 
 def padded(
@@ -219,7 +211,7 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _check(networks: Networks, data: DataSets, keys: Tensor, outcome: Outcome) -> None:
+def _check(networks: Networks, data: DataSets, keys: Tensor) -> None:
     """Refuse what the kernel would read or write beyond its end."""
     if networks.w1.ndim != 3 or networks.w2.ndim != 3 or data.x.ndim != 3 or keys.ndim != 4:
         raise FissileError("w1, w2 and x must have three dimensions and keys four")
@@ -241,9 +233,6 @@ def _check(networks: Networks, data: DataSets, keys: Tensor, outcome: Outcome) -
         "yt": (data.yt, (s, tests.shape[1]), i),
         "which": (data.which, (n,), i),
         "keys": (keys, (n, epochs, ROUNDS, 2), torch.int64),
-        "loss": (outcome.loss, (n, epochs), f),
-        "correct": (outcome.correct, (n, epochs), i),
-        "finished": (outcome.finished, (n,), i),
     }
     parameters = networks.w1, networks.b1, networks.w2, networks.b2
     for prefix, tensors in (("", parameters), ("m of ", networks.m), ("v of ", networks.v)):
@@ -310,24 +299,13 @@ def together(stacks: Sequence[Stack]) -> list[list[Stack]]:
 
 
 def run(
-    stack: Stack,
+    stacks: Sequence[Stack],
     until: int,
     on_epochs: OnEpochs,
     device: torch.device,
     stop: threading.Event | None = None,
 ) -> None:
-    """Train a stack up to an epoch; an interruption leaves it at the last recorded epoch."""
-    run_together([stack], until, lambda _, *curves: on_epochs(*curves), device, stop)
-
-
-def run_together(
-    stacks: Sequence[Stack],
-    until: int,
-    on_epochs: Callable[[Stack, Tensor, Tensor], object],
-    device: torch.device,
-    stop: threading.Event | None = None,
-) -> None:
-    """Train a group of stacks in the same launches; see :func:`together`."""
+    """Train stacks that go together; an interruption leaves them at the last recorded epoch."""
     for stack in stacks:
         stack.to(device)
     job = _Job(stacks, device)
@@ -342,7 +320,7 @@ def run_together(
 
 
 def _orthogonal(stack: Stack) -> bool:
-    return bool(stack.dials.orthogonal.any())
+    return bool(stack.hyper["orthogonal"].any())
 
 
 def _tile(stack: Stack) -> tuple[int, int]:
@@ -373,30 +351,29 @@ class _Job:
         seeds = torch.cat([stack.seeds for stack in self.stacks]).to(self.device).unsqueeze(-1)
         alive = torch.cat([stack.alive for stack in self.stacks])
         numbers = torch.arange(self.epoch, self.epoch + epochs, device=self.device)
-        outcome = Outcome.empty(len(alive), epochs, self.device)
         before = [tensor.clone() for tensor in self._changing()]
         begin = time.perf_counter()
         try:
             keys = order_keys(seeds, numbers).contiguous()
-            train(self.networks, self.data, keys, outcome, batch=self.stacks[0].batch)
-            finished = outcome.finished.cpu()
+            curves = train(self.networks, self.data, keys, batch=self.stacks[0].batch)
+            finished = curves.finished.cpu()
         except BaseException:
             self._restore(before, torch.ones(len(alive), dtype=torch.bool))
             raise
         self.seconds = (time.perf_counter() - begin) / epochs
         self._restore(before, ~alive)  # what diverged earlier stays as it was
         gone = torch.arange(epochs) >= torch.where(alive, finished, 0).unsqueeze(-1)
-        shares = outcome.correct.cpu().double() / self.data.xt.shape[1]
+        shares = curves.correct.cpu().double() / self.data.xt.shape[1]
         accuracy, loss = (
-            curve.masked_fill(gone, torch.nan) for curve in (shares, outcome.loss.cpu().double())
+            curve.masked_fill(gone, torch.nan) for curve in (shares, curves.loss.cpu().double())
         )
         parts = zip(self.stacks, *map(self._cut, (accuracy, loss, finished)), strict=True)
-        found = []
+        results = []
         for stack, shares, losses, done in parts:
             stack.alive &= done == epochs
             stack.epoch += epochs
-            found.append((stack, shares, losses))
-        return found
+            results.append((stack, shares, losses))
+        return results
 
     def finish(self) -> None:
         """Write the networks back into their stacks."""
@@ -424,7 +401,7 @@ class _Job:
                 now[rows] = then[rows]
 
     def _networks(self) -> Networks:
-        (hidden, inputs), outputs = self.tile, self.layers[0][1].weight[0].shape[1]
+        (hidden, inputs), outputs = self.tile, self.layers[0][1].states["weight"][0].shape[1]
         shapes = [(hidden, inputs), (hidden,), (outputs, hidden), (outputs,)]
         states = zip(*map(_matrices, self.layers), strict=True)  # w1 of all stacks, b1 of all, ...
         values = [_joined(some, shapes[i % 4]) for i, some in enumerate(states)]
@@ -435,17 +412,17 @@ class _Job:
             _joined([one.mask.to(torch.uint8) for one in some if one.mask is not None], shape)
             for some, shape in zip(zip(*self.layers, strict=True), shapes[::2], strict=True)
         ]
-        dials = {
-            name: torch.cat([getattr(stack.dials, name) for stack in self.stacks]).to(self.device)
-            for name in ("lr", "l1", "l2", "orthogonal")
-        }
+        lr, l1, l2, orthogonal = (
+            torch.cat([stack.hyper[name] for stack in self.stacks]).to(self.device)
+            for name in HYPER
+        )
         steps = [s.adam.state[next(s.module.parameters())]["step"] for s in self.stacks]
         return Networks(
             w1, b1, w2, b2, m, v, torch.cat(steps).to(self.device, torch.int64),
-            dials["lr"], dials["l1"], dials["l2"],
+            lr, l1, l2,
             mask1=masks[0] if len(masks[0]) else None,
             mask2=masks[1] if len(masks[1]) else None,
-            orthogonal=dials["orthogonal"] if _orthogonal(self.stacks[0]) else None,
+            orthogonal=orthogonal if _orthogonal(self.stacks[0]) else None,
         )  # fmt: skip
 
     def _data(self) -> DataSets:
@@ -473,10 +450,7 @@ class _Job:
 
 def _matrices(layers: Sequence[WideLayer]) -> list[Tensor]:
     """Return W1, b1, W2 and b2, then their first moments, then their second."""
-    first, second = layers
-    assert first.bias is not None
-    assert second.bias is not None
-    parts = first.weight, first.bias, second.weight, second.bias
+    parts = [layer.states[name] for layer in layers for name in ("weight", "bias")]
     return [part[state] for state in range(3) for part in parts]
 
 

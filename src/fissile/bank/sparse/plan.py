@@ -1,7 +1,8 @@
-"""A plan: how a sparse network of one hidden layer comes to be, from its first weights to its last.
+"""Plans: how a sparse network of one hidden layer is made, trained and cut down to its budget.
 
 Every way to spend a budget of non-zeros is a plan: dense, split, sparse from the start with masks
-that stay or move, wide and then pruned, linear.
+that stay or move, wide and then pruned, linear. :func:`recommended_plans` has our own six, the best
+or level with the best at all points of the study ``frontier``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Any, Literal, get_args
 
 from fissile._common.errors import FissileError, whole
 
-__all__ = ["Plan", "Prune", "Rewire", "Schedule", "SplitAt"]
+__all__ = [
+    "LEAST_HIDDEN", "Plan", "Prune", "Rewire", "Schedule", "SplitAt", "hidden_for", "is_large",
+    "recommended_plans", "within_budget",
+]  # fmt: skip
 
 Start = Literal["dense", "uniform", "erdos-renyi"]
 Saliency = Literal["magnitude", "second-order"]
@@ -193,3 +197,78 @@ class Plan:
             begin = max(time for time in times[:-1] if time <= share)
             end = min(time for time in times if time > share) if share < 1 else 1.0
         return self.lr * (1 + math.cos(math.pi * (share - begin) / (end - begin or 1.0))) / 2
+
+
+# --- the plans we recommend: start with all weights, prune gradually by second-order saliency
+
+
+#: More neurons than this are not worth their training while the budget is small.
+LEAST_HIDDEN = 128
+#: More than this never were.
+_MOST_HIDDEN = 1024
+_PRUNE = Prune(begin=0.1, end=0.75, saliency="second-order", power=5.0)
+
+#: Times the usual hidden neurons, with a linear classifier or not, lr, decay, dropout, smooth.
+_SMALL = (
+    (1, True, 3e-3, 0.3, 0.0, 0.1),
+    (0, True, 1e-2, 0.3, 0.0, 0.0),
+    (1, True, 1e-2, 0.3, 0.2, 0.0),
+    (0, True, 3e-3, 0.3, 0.0, 0.1),
+    (1, True, 1e-3, 0.3, 0.2, 0.1),
+    (1, True, 3e-3, 0.3, 0.0, 0.0),
+)
+#: Where all of a linear classifier would not take the budget.
+_LARGE = (
+    (4, True, 1e-3, 0.3, 0.0, 0.1),
+    (4, False, 1e-3, 0.3, 0.0, 0.1),
+    (4, True, 1e-3, 0.3, 0.2, 0.0),
+    (4, True, 3e-3, 1.0, 0.0, 0.1),
+    (4, False, 3e-3, 1.0, 0.0, 0.1),
+    (4, False, 3e-3, 1.0, 0.2, 0.1),
+)
+
+
+def within_budget(budget: int, inputs: int, outputs: int) -> int:
+    """Return how wide a dense network of one hidden layer may be, biases counted.
+
+    >>> within_budget(20_000, inputs=512, outputs=100)
+    32
+    """
+    return max(0, (budget - outputs) // (inputs + 1 + outputs))
+
+
+def hidden_for(budget: int, inputs: int, outputs: int) -> int:
+    """Return the neurons that the recipe begins with: a power of two, at least 128.
+
+    >>> hidden_for(100_000, inputs=512, outputs=100)
+    256
+    """
+    wanted = max(LEAST_HIDDEN, 1.5 * within_budget(budget, inputs, outputs))
+    return 1 << (int(wanted) - 1).bit_length()
+
+
+def is_large(budget: int, inputs: int, outputs: int) -> bool:
+    """Return whether all of a linear classifier is within the budget.
+
+    >>> is_large(100_000, inputs=512, outputs=100)
+    True
+    """
+    return budget >= outputs * (inputs + 1)
+
+
+def recommended_plans(budget: int, inputs: int, outputs: int) -> list[Plan]:
+    """Return the six plans we recommend for a budget; the first is the one to take untried.
+
+    >>> len(recommended_plans(5_000, inputs=512, outputs=100))
+    6
+    """
+    hidden = hidden_for(budget, inputs, outputs)
+    most = max(hidden, _MOST_HIDDEN)
+    settings = _LARGE if is_large(budget, inputs, outputs) else _SMALL
+    return [
+        Plan(
+            budget, min(times * hidden, most), direct, prune=_PRUNE,
+            lr=lr, decay=decay, dropout=dropout, smooth=smooth,
+        )
+        for times, direct, lr, decay, dropout, smooth in settings
+    ]  # fmt: skip

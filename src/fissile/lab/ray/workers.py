@@ -22,13 +22,20 @@ import torch
 import fissile
 from fissile._common.cores import keep_to
 from fissile._common.errors import FissileError
-from fissile.lab.batching import Halt, Lost, Recalled, Report, memory_of
+from fissile.lab.batching import (
+    Halt,
+    Lost,
+    Recalled,
+    Report,
+    data_bytes,
+    memory_of,
+    process_bytes,
+)
 from fissile.lab.classifier import Arrays, load
-from fissile.lab.cost import data_bytes, process_bytes
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Features, Images, Work
 
-__all__ = ["BASE", "CORES", "Depot", "Workers", "entry", "given_gpu", "perform"]
+__all__ = ["CORES", "Depot", "Workers", "entry", "given_gpu", "perform"]
 
 
 #: Cores that a task asks for, and keeps to.
@@ -103,8 +110,6 @@ def _room(device: str) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
-#: Bytes that a worker takes before it has seen a network.
-BASE = 600 << 20
 _WORDS = 300  # characters of what Ray has to say
 
 
@@ -149,10 +154,8 @@ class Depot:
 
 def _need(works: list[Work], device: str) -> int:
     """Estimate the bytes that a worker takes of its machine's memory."""
-    task = getattr(works[0], "task", None)
-    if not device.startswith("cuda"):
-        return process_bytes(works) + memory_of(works)
-    return process_bytes(works) + (data_bytes(task) if isinstance(task, Features | Images) else 0)
+    held = data_bytes(works[0]) if device.startswith("cuda") else memory_of(works)
+    return process_bytes(works) + held
 
 
 def _failed(error: Exception) -> Future[Any]:

@@ -4,23 +4,26 @@ A layer with one sample takes as long as its weights take to come from memory. P
 more than the dense ones, so the children come almost for free: every weight is read once, and
 vector instructions add it to the child that owns it.
 
-* :mod:`~fissile.packed.cpu.partitioned`: the partitioned layer; a mask per child
-  selects its weights.
-* :mod:`~fissile.packed.cpu.masked`: the masked layer; stored groups are found by the bits set.
-
-Nothing is compiled before the first call, and compiled code is kept on disk.
+Large layers are cut into pieces for several threads. Nothing is compiled before the first call, and
+compiled code is kept on disk.
 """
 
-from fissile.packed.cpu.linear import (
-    bitmap_linear,
-    bitmap_written,
-    block,
-    block_for_few,
-    can_run,
-    owned_linear,
-    owned_written,
-    takes,
-)
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import cache
+from threading import local
+
+import torch
+from torch import Tensor
+
+from fissile._common.errors import FissileError, needs
+from fissile.packed.format import bitmap_dense, owned_dense
 
 __all__ = [
     "bitmap_linear",
@@ -32,3 +35,380 @@ __all__ = [
     "owned_written",
     "takes",
 ]
+
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+RELU = 1
+KINDS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+MOST_CHILDREN = 8
+#: Up to how many samples a kernel is used rather than writing the weights out for a dense product:
+#: of a partitioned and of a masked layer, as timed on two cores up to 2048 samples
+#: (benchmarks/results/pack-limits-cpu.json). In float16 the kernels took at most 0.55 times as long
+#: throughout; PyTorch is best at bfloat16.
+MOST_SAMPLES = {
+    torch.float32: (2048, 256),
+    torch.float16: (sys.maxsize, sys.maxsize),
+    torch.bfloat16: (128, 64),
+}
+#: In large groups there is less to search for.
+LARGE_GROUP, LARGER = 8, 4
+
+
+@cache
+def can_run() -> bool:
+    """Return whether numba is installed and compiles; if not, plain PyTorch serves.
+
+    >>> can_run()
+    True
+    """
+    try:
+        x = torch.ones(1, 1, dtype=torch.float32, device="cpu")
+        live, start = x.to(torch.uint8), x.to(torch.int32) - 1
+        result = bitmap_linear(x, x[0], live, start, None, 1, "none")
+    except Exception:  # whatever keeps numba from compiling, plain PyTorch does the work
+        return False
+    return bool(result == 1)
+
+
+def takes(
+    batch: int, dtype: torch.dtype, bits: int | None, group: int = 1, planes: bool = False
+) -> bool:
+    """Return whether a kernel is faster than writing the weights out for a dense product.
+
+    >>> takes(1, torch.float32, 2)
+    True
+
+    Args:
+        batch: the samples.
+        dtype: of the weights.
+        bits: of an owner; None for a masked layer.
+        group: of a masked layer.
+        planes: the owners lie beside the weights; here it makes no difference.
+    """
+    owned, masked = MOST_SAMPLES.get(dtype, (0, 0))
+    if bits is None:
+        return batch <= masked * (LARGER if group >= LARGE_GROUP else 1)
+    return batch <= owned and 1 <= bits <= 3
+
+
+def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
+    """Write a packed partitioned layer out, for batches that no kernel takes."""
+    return owned_dense(weight, planes, alpha)
+
+
+def bitmap_written(weight: Tensor, live: Tensor, start: Tensor, n: int, group: int) -> Tensor:
+    """Write a packed masked layer out, for batches that no kernel takes."""
+    return bitmap_dense(weight, live, group, n)
+
+
+def owned_linear(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    """Compute the children of a partitioned layer from its parents' weights.
+
+    >>> y = owned_linear(x, weight, None, bias, alpha=4, activation="relu")  # [batch, parents * 4]
+
+    Args:
+        x: [batch, inputs].
+        weight: [parents, inputs]; without planes its lowest bits say which child owns it.
+        planes: uint8 [bits, parents, ceil(inputs / 8)]: the owners, one bit per plane.
+        bias: [parents * alpha] or None.
+        alpha: children of a parent, 2 to 8.
+        activation: none, relu, gelu, gelu_tanh or silu.
+    """
+    check_owned(x, weight, planes, bias, alpha, activation)
+    y = _owned(_wide(x), weight, planes, bias, alpha, ACTIVATIONS[activation])
+    return _narrow(y, weight)
+
+
+def bitmap_linear(
+    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    """Compute a masked layer of which only the groups that exist are stored.
+
+    >>> y = bitmap_linear(x, weight, live, start, bias, group=4, activation="none")
+
+    Args:
+        x: [batch, inputs].
+        weight: the stored groups, row after row.
+        live: uint8 [outputs, ceil(groups / 8)]: which groups of a row are stored.
+        start: int32 [outputs, ceil(groups / 256)]: stored groups before every 256th.
+        bias: [outputs] or None.
+        group: neighbouring inputs that are stored together: 1, 2, 4 or 8.
+        activation: none, relu, gelu, gelu_tanh or silu.
+    """
+    check_bitmap(x.shape[-1], weight, live, start, bias, group, activation)
+    _check("x", x, (x.shape[0], x.shape[-1]), weight.dtype)
+    y = _bitmap(_wide(x), weight, live, start, bias, group, ACTIVATIONS[activation])
+    return _narrow(y, weight)
+
+
+def block(
+    x: Tensor, weight1: Tensor, planes: Tensor | None, bias1: Tensor | None, alpha: int,
+    activation: str, weight2: Tensor, live: Tensor, start: Tensor, bias2: Tensor | None, group: int,
+) -> Tensor:  # fmt: skip
+    """Compute a partitioned layer, its activation and the masked layer after it.
+
+    >>> y = block(x, weight1, None, bias1, 4, "relu", weight2, live, start, bias2, group=4)
+
+    What is between the layers is never rounded to half precision.
+    """
+    check_owned(x, weight1, planes, bias1, alpha, activation)
+    check_bitmap(alpha * weight1.shape[0], weight2, live, start, bias2, group, "none")
+    if weight2.dtype is not weight1.dtype:
+        raise FissileError(f"the layers are {weight1.dtype} and {weight2.dtype}; use one dtype")
+    hidden = _owned(_wide(x), weight1, planes, bias1, alpha, ACTIVATIONS[activation])
+    return _narrow(_bitmap(hidden, weight2, live, start, bias2, group, 0), weight2)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.float32 else x.float()  # asking is quicker than converting
+
+
+def _narrow(y: Tensor, weight: Tensor) -> Tensor:
+    return y if weight.dtype is torch.float32 else y.to(weight.dtype)
+
+
+def _owned(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int, act: int
+) -> Tensor:
+    (h, d), batch = weight.shape, x.shape[0]
+    bits = (alpha - 1).bit_length()
+    y = x.new_empty(batch, h * alpha)
+    bias = None if bias is None else _wide(bias)
+    kernel = owned_kernel(weight.dtype, 1 << bits, planes is not None, batch > 1)
+    args = (
+        weight.data_ptr(), 0 if planes is None else planes.data_ptr(),
+        0 if bias is None else bias.data_ptr(), x.data_ptr(), y.data_ptr(),
+        h, d, batch, alpha, int(act == RELU),
+    )  # fmt: skip
+    spread([(kernel, args), *_bending(y, alpha, act)], h, h * d * batch)
+    return y
+
+
+def _bitmap(
+    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
+    act: int,
+) -> Tensor:  # fmt: skip
+    outputs, (batch, n) = live.shape[0], x.shape
+    y = x.new_empty(batch, outputs)
+    bias = None if bias is None else _wide(bias)
+    kernel = bitmap_kernel(weight.dtype, group, batch > 1)
+    args = (
+        weight.data_ptr(), live.data_ptr(), start.data_ptr(),
+        0 if bias is None else bias.data_ptr(), x.data_ptr(), y.data_ptr(),
+        outputs, n, batch, int(act == RELU),
+    )  # fmt: skip
+    spread([(kernel, args), *_bending(y, 1, act)], outputs, weight.shape[0] * batch)
+    return y
+
+
+def _bending(y: Tensor, each: int, act: int) -> list[Step]:
+    """Return the step of an activation; those that only compare are part of the kernels."""
+    if act <= RELU:
+        return []
+    return [(activation_kernel(), (y.data_ptr(), y.shape[1], y.shape[0], each, act))]
+
+
+@cache
+def activation_kernel() -> Callable[..., None]:
+    """Return the kernel of the activations that are no part of the others."""
+    from fissile.packed.cpu.kernels import bend
+
+    return bend
+
+
+@cache
+def owned_kernel(dtype: torch.dtype, slots: int, plane: bool, several: bool) -> Callable[..., None]:
+    """Return the kernel of a partitioned layer, for one sample or for several."""
+    needs("numba", "bank")
+    from fissile.packed.cpu.kernels import owned_rows
+
+    # As many sums as fit into registers.
+    tile = (2 if slots == 8 else 4) if several else 1
+    return owned_rows(KINDS[dtype], slots, tile, plane)
+
+
+@cache
+def bitmap_kernel(dtype: torch.dtype, group: int, several: bool) -> Callable[..., None]:
+    """Return the kernel of a masked layer, for one sample or for several."""
+    needs("numba", "bank")
+    from fissile.packed.cpu.kernels import bitmap_rows
+
+    return bitmap_rows(KINDS[dtype], group, 4 if several else 1)
+
+
+def check_owned(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int, act: str
+) -> None:
+    """Refuse what does not fit together: compiled code would read beyond a tensor's end."""
+    if not 2 <= alpha <= MOST_CHILDREN:
+        raise FissileError(f"kernels deal with 2 to {MOST_CHILDREN} children, not {alpha}")
+    if weight.dim() != 2:
+        raise FissileError(f"weight has shape {tuple(weight.shape)}, not [parents, inputs]")
+    h, d = weight.shape
+    dtype = _check_kind(weight, act)
+    _check("x", x, (x.shape[0], d), dtype)
+    _check("weight", weight, (h, d), dtype)
+    if planes is not None:
+        _check("planes", planes, ((alpha - 1).bit_length(), h, (d + 7) // 8), torch.uint8)
+    if bias is not None:
+        _check("bias", bias, (h * alpha,), dtype)
+
+
+def check_bitmap(
+    n: int, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int, act: str
+) -> None:
+    """Refuse what does not fit together, as for a partitioned layer."""
+    if group not in (1, 2, 4, 8) or n % group or not n:
+        raise FissileError(f"groups of {group} do not divide {n} inputs; give 1, 2, 4 or 8")
+    outputs, groups = live.shape[0], n // group
+    dtype = _check_kind(weight, act)
+    _check("weight", weight, (weight.numel(),), dtype)
+    _check("live", live, (outputs, (groups + 7) // 8), torch.uint8)
+    _check("start", start, (outputs, (groups + 255) // 256), torch.int32)
+    if bias is not None:
+        _check("bias", bias, (outputs,), dtype)
+
+
+def _check_kind(weight: Tensor, act: str) -> torch.dtype:
+    if act not in ACTIVATIONS:
+        raise FissileError(f"activation {act!r} is none of {', '.join(ACTIVATIONS)}")
+    if weight.dtype not in KINDS:
+        kinds = ", ".join(KINDS.values())
+        raise FissileError(f"the kernels know no weights of {weight.dtype}; use one of {kinds}")
+    return weight.dtype
+
+
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor.shape != shape:
+        raise FissileError(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
+    if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
+        raise FissileError(f"{name} must be contiguous, {dtype} and on the CPU")
+
+
+# --- few samples through a small block
+
+#: Samples of a batch that is still few.
+_FEW = 16
+
+
+def block_for_few(
+    weight1: Tensor, planes: Tensor | None, bias1: Tensor | None, alpha: int, activation: str,
+    weight2: Tensor, live: Tensor, start: Tensor, bias2: Tensor | None, group: int,
+) -> tuple[Callable[[Tensor, int], Tensor], int] | None:  # fmt: skip
+    """Return a call for float32 rows and their number, and how many it takes; None if none pays.
+
+    >>> call, most = block_for_few(w1, None, b1, 4, "relu", w2, live, start, b2, 4)
+    >>> y = call(x, 1)  # x is contiguous and has weight1's inputs in its last dimension
+
+    It reads the memory in which the tensors lie now, and keeps it alive.
+    """
+    (h, d), outputs, n = weight1.shape, live.shape[0], alpha * weight1.shape[0]
+    most = min(_FEW, (2 * LEAST - 1) // max(h * d, weight2.numel(), 1))
+    if weight1.dtype is not torch.float32 or weight2.dtype is not torch.float32 or most < 1:
+        return None
+    check_owned(weight1.new_empty(1, d), weight1, planes, bias1, alpha, activation)
+    check_bitmap(n, weight2, live, start, bias2, group, "none")
+    act, slots = ACTIVATIONS[activation], 1 << (alpha - 1).bit_length()
+    firsts = [owned_kernel(torch.float32, slots, planes is not None, many) for many in (0, 1)]
+    seconds = [bitmap_kernel(torch.float32, group, bool(many)) for many in (0, 1)]
+    first_at = weight1.data_ptr(), _address(planes), _address(bias1)
+    second_at = weight2.data_ptr(), live.data_ptr(), start.data_ptr(), _address(bias2)
+    rectified = int(act == RELU)
+    tensors = weight1, planes, bias1, weight2, live, start, bias2
+    held = [t.untyped_storage() for t in tensors if t is not None]
+    mine = local()  # room for what is between the layers, in each thread its own
+    bend = activation_kernel() if act > RELU else None
+
+    def call(x: Tensor, rows: int, _: object = held) -> Tensor:
+        # As x is: the kernels write float32, whatever is the default elsewhere.
+        several, y = rows > 1, x.new_empty((*x.shape[:-1], outputs))
+        if not hasattr(mine, "hidden"):
+            mine.hidden = x.new_empty(most * n)
+        between = mine.hidden.data_ptr()
+        firsts[several](*first_at, x.data_ptr(), between, h, d, rows, alpha, rectified, 0, h)
+        if bend is not None:
+            bend(between, n, rows, alpha, act, 0, h)
+        seconds[several](*second_at, between, y.data_ptr(), outputs, n, rows, 0, 0, outputs)
+        return y
+
+    return call, most
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+# --- threads of our own: those of numba must not be entered from two threads at once
+
+#: A kernel and all it is called with, but for the first row and the end.
+Step = tuple[Callable[..., None], tuple[int, ...]]
+
+#: Weights times samples that are worth a thread: fewer take less time than waking one up.
+LEAST = 1 << 19
+#: Pieces per thread, so that one that is held up leaves its share to the others.
+PIECES = 4
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1, "fissile-pack")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+
+
+def spread(steps: Sequence[Step], rows: int, work: int) -> None:
+    """Take every step, kernel(*args, lo, hi), for pieces that cover all rows.
+
+    There are as many threads as torch would use, if there is enough work for them.
+    """
+    threads = min(torch.get_num_threads(), work // LEAST, rows) if work >= 2 * LEAST else 1
+    if threads < 2:
+        for kernel, args in steps:
+            kernel(*args, 0, rows)
+        return
+    size = -(-rows // (threads * PIECES))
+    pieces = deque(range(0, rows, size))
+
+    def labour() -> None:
+        while pieces:
+            try:
+                lo = pieces.popleft()
+            except IndexError:  # another thread was faster
+                return
+            for kernel, args in steps:
+                kernel(*args, lo, min(lo + size, rows))
+
+    helpers: list[Future[None]] = []
+    try:
+        with suppress(RuntimeError):  # no more threads are to be had: fewer do it all
+            for _ in range(threads - 1):
+                helpers.append(Future())
+                _pool().submit(_fulfil, helpers[-1], labour)
+        labour()
+    finally:
+        # Whatever happens, no helper may go on writing to memory that is about to be freed.
+        wait([helper for helper in helpers if not helper.cancel()])
+    for helper in helpers:
+        if not helper.cancelled():
+            helper.result()
+
+
+def _fulfil(promise: Future[None], labour: Callable[[], None]) -> None:
+    """Do what is to be done, unless it was cancelled.
+
+    The promise is not the pool's own: that one is lost where no thread could be started, though the
+    work stays in the queue, and another thread may come upon it.
+    """
+    if not promise.set_running_or_notify_cancel():
+        return
+    try:
+        labour()
+    except BaseException as error:
+        promise.set_exception(error)
+    else:
+        promise.set_result(None)
