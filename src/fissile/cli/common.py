@@ -126,7 +126,7 @@ def show(table: Table) -> None:
 
 
 def parsed(changes: Sequence[str]) -> dict[str, object]:
-    """Read ``--set`` options: numbers as numbers, ``none`` as nothing, the rest as words."""
+    """Read ``--set`` options: numbers, ``none``, ``true`` and ``false``, the rest as words."""
     found: dict[str, object] = {}
     for text in changes:
         name, equals, value = text.partition("=")
@@ -153,8 +153,9 @@ def cells(works: list[Work], only: Sequence[str]) -> list[Work]:
 
 
 def _value(text: str) -> object:
-    if text.lower() == "none":
-        return None
+    words = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
     for kind in (int, float):
         try:
             return kind(text)
