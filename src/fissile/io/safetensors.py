@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fissile._common.errors import FileError
+from fissile._common.errors import FileError, FissileError
 from fissile._common.files import atomic_write
 from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 from fissile.packed import files as packs
@@ -16,19 +19,19 @@ from fissile.packed.files import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
 
 __all__ = [
-    "MISFITS",
     "VERSION",
     "check_patterns",
     "check_sizes",
     "check_tensors",
     "names_in",
+    "naming",
     "read",
     "write",
 ]
 
 VERSION = 1
 #: Whatever a recipe that fits no model runs into, it becomes one clear error.
-MISFITS = (
+_MISFITS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError,
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
@@ -60,6 +63,17 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"version {VERSION}; update fissile"
         )
     return tensors, recipe
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn every error that a file's recipe can cause into a `FileError` that names the file."""
+    try:
+        yield
+    except FissileError as error:
+        raise FileError(f"{path}: {error}") from None
+    except _MISFITS as error:
+        raise FileError(f"{path}: the recipe and the tensors do not fit: {error}") from None
 
 
 def write(tensors: dict[str, Tensor], recipe: dict[str, Any], path: Path) -> None:
