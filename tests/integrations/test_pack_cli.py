@@ -242,7 +242,7 @@ def put(key, value):
 @pytest.mark.parametrize(
     ("recipe", "tensors", "message"),
     [
-        (None, put("layers.0.owner", lambda t: t + 9), "names a child outside"),
+        (None, put("layers.0.owner", lambda t: t + 9), "holds numbers outside -1"),
         (None, put("layers.0.owner", lambda t: t[:, :4].contiguous()), "has shape (16, 4)"),
         (None, put("layers.0.owner", lambda t: t.int()), "no tensor of"),
         (None, put("layers.2.mask", lambda t: t.int()), "no tensor of"),

@@ -232,7 +232,7 @@ def test_a_split_that_was_missed_is_noticed(tmp_path):
 @pytest.mark.parametrize("settings", [{"world_size": 2}, {"n_gpu": 2}, {"fsdp": "full_shard"}])
 def test_several_processes_are_refused(settings):
     args = {"world_size": 1, "n_gpu": 0, "fsdp": None, "deepspeed": None} | settings
-    state = SimpleNamespace(global_step=0, max_steps=9)
+    state = SimpleNamespace(epoch=0, global_step=0, max_steps=9)
     with pytest.raises(fissile.FissileError, match=r"before making the Trainer"):
         ExpandAt(2, step=1).on_train_begin(
             SimpleNamespace(**args), state, None, model=nn.Linear(2, 2), optimizer=None

@@ -88,7 +88,7 @@ def load(
             return _load_packed(built, tensors, recipe, _home(built, device))
         check_sizes(recipe["layers"], tensors)
         rebuild(built, recipe)
-        check_tensors(built, tensors)
+        check_tensors(built.state_dict(), tensors)
         check_patterns(built, tensors)
         built.load_state_dict(tensors, assign=model is None)
         if model is None:
@@ -114,7 +114,7 @@ def _load_packed(
                 model.get_submodule(name).to("meta")
     rebuild(model, recipe)
     tensors = packs.from_file(tensors, recipe, model)
-    check_tensors(model, tensors)
+    check_tensors(model.state_dict(), tensors)
     check_patterns(model, tensors)
     model.load_state_dict(tensors, assign=True)
     packs.tie(model, tied)

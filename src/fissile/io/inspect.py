@@ -57,7 +57,7 @@ def read(path: str | os.PathLike[str]) -> Content:
         if is_packed(recipe):
             tensors = from_file(tensors, recipe, tree)
         own = {key: tensors[key] for key in tree.state_dict()}
-        safetensors.check_tensors(tree, own)
+        safetensors.check_tensors(tree.state_dict(), own)
         safetensors.check_patterns(tree, own)
         tree.load_state_dict(own, assign=True)
     layers = {name: m for name, m in tree.named_modules() if isinstance(m, SparseLayer)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,8 @@ def check_sizes(layers: dict[str, dict[str, Any]], tensors: dict[str, Tensor]) -
             raise FileError(f"{name}.weight is not what the recipe says")
 
 
-def check_patterns(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Refuse owners, masks and streams that no expansion makes."""
+def check_patterns(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse owners, masks and degrees that no expansion makes."""
     for name, layer in model.named_modules():
         if not isinstance(layer, SparseLayer) or isinstance(layer, Packed):
             continue  # packed layers have been looked at
@@ -118,18 +118,18 @@ def check_patterns(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             if tensors[f"{name}.{key}"].dtype is not buffer.dtype:
                 raise FileError(f"{name}.{key} is no tensor of {buffer.dtype}")
         if isinstance(layer, Partitioned):
-            owner = tensors[f"{name}.owner"]
-            if bool(((owner < REMOVED) | (owner >= layer.alpha)).any()):
-                raise FileError(f"{name}.owner names a child outside 0 .. {layer.alpha - 1}")
+            key, least, most = f"{name}.owner", REMOVED, layer.alpha - 1
         elif isinstance(layer, DropConnectLinear):
-            degree = tensors[f"{name}.degree"]
-            if bool(((degree < 0) | (degree > layer.in_features)).any()):
-                raise FileError(f"{name}.degree does not fit its weight")
+            key, least, most = f"{name}.degree", 0, layer.in_features
+        else:
+            continue
+        values = tensors[key]
+        if not values.is_meta and bool(((values < least) | (values > most)).any()):
+            raise FileError(f"{key} holds numbers outside {least} .. {most}")
 
 
-def check_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Refuse tensors that are not those of the model, by their names and shapes."""
-    expected = model.state_dict()
+def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of other names or shapes than a model's own."""
     if missing := expected.keys() - tensors.keys():
         raise FileError(f"the tensor {min(missing)!r} is missing")
     if foreign := tensors.keys() - expected.keys():
