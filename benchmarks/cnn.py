@@ -11,11 +11,12 @@ import contextlib
 import datetime
 import json
 import pathlib
+import statistics
+import time
 from itertools import zip_longest
 
 import torch
-from about import commit, machine
-from bank import best_of
+from bank import commit, machine
 from torch.nn import functional
 
 from fissile.bank.loop import Recipe
@@ -56,10 +57,18 @@ def make_images(steps, size, seed=0):
     return Images(x, y, x[: RECIPE.batch], y[: RECIPE.batch])
 
 
-def rate_of(run, images, device):
-    """Return the median images per second of several runs."""
+def rate_of(run, images, device, repeats=3):
+    """Run once to warm up, then return the median images per second of several runs."""
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    return images / best_of(run, synchronize)
+    run()
+    times = []
+    for _ in range(repeats):
+        synchronize()
+        start = time.perf_counter()
+        run()
+        synchronize()
+        times.append(time.perf_counter() - start)
+    return images / statistics.median(times)
 
 
 def loop(images, device, fast):

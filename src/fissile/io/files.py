@@ -34,7 +34,7 @@ from fissile.packed import files as packs
 from fissile.packed.convert import finish
 from fissile.packed.layers import Packed
 
-__all__ = ["load", "save"]
+__all__ = ["described", "load", "save"]
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -43,6 +43,14 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     >>> save(expand(model, 2), "wide.safetensors")
     """
     needs("safetensors", "files")
+    write(*described(model), Path(path))
+
+
+def described(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return a model's tensors and its recipe, as a file holds them.
+
+    >>> tensors, recipe = described(expand(model, 2))
+    """
     tensors = {}
     for key, value in model.state_dict().items():
         if not isinstance(value, Tensor):
@@ -57,7 +65,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         for name, entry in packed.items():
             recipe["layers"][name] |= entry
         recipe["crc32"] = packs.checksum(tensors)
-    write(tensors, recipe, Path(path))
+    return tensors, recipe
 
 
 def load(

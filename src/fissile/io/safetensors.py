@@ -76,21 +76,18 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise FileError(f"{path}: the recipe and the tensors do not fit: {error}") from None
 
 
-def write(tensors: dict[str, Tensor], recipe: dict[str, Any], path: Path) -> None:
-    """Write a file, of the tensors as they are; one already there is replaced whole or not."""
+def write(tensors: dict[str, Tensor], recipe: dict[str, Any], path: Path, **notes: str) -> None:
+    """Write tensors, a recipe and other notes; a file already there is replaced whole or not."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    text = json.dumps(recipe, separators=(",", ":"))
+    text = shortened(sealed(text)) if packs.is_packed(recipe) else text
     with atomic_write(path) as file:
         try:
-            save_file(tensors, file.name, _metadata(recipe))
+            save_file(tensors, file.name, {"fissile": text, **notes})
         except SafetensorError as error:
             raise FileError(f"could not write {path}: {error}") from None
-
-
-def _metadata(recipe: dict[str, Any]) -> dict[str, str]:
-    text = json.dumps(recipe, separators=(",", ":"))
-    return {"fissile": shortened(sealed(text)) if packs.is_packed(recipe) else text}
 
 
 def names_in(names: Any) -> list[str]:

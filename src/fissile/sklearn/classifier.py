@@ -174,8 +174,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._seed, hold = seeds[0], random.randint(2**31 - 1)
         if search.is_best(self.recipe, self.nonzeros, self.early_stopping):
             return self._fit_best(x, labels, seeds, hold)
-        trained = self._fit_paper(x, labels, seeds, hold)
-        return self._keep(trained, trained.score if self.early_stopping else None)
+        return self._keep(self._fit_paper(x, labels, seeds, hold), [])
 
     def _fit_best(self, x: Array, labels: Array, seeds: list[int], hold: int) -> Self:
         outputs = search.outputs_for(len(self.classes_))
@@ -245,10 +244,10 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             trainer.put(two_phase.Network(self.model_, self._adam))
         if passes >= self.warm_up and (begins or not two_phase.is_split(self.model_)):
             trainer.split(self.alpha_, resolve_split(self.split))
-        trained = two_phase.TrainedNetwork(list(self.loss_curve_))
-        trained.add(trainer.train(1))
+        trained = two_phase.TrainedNetwork()
+        trained.train(trainer, 1)
         trained.network = trainer.take()
-        return self._keep(trained, None)
+        return self._keep(trained, self.loss_curve_)
 
     def _begin(self, classes: ArrayLike | None, inputs: int) -> None:
         if classes is None:
@@ -289,7 +288,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_device(self.device)
         return two_phase.Task(sizes, data, recipe, weights, self.device)
 
-    def _keep(self, trained: two_phase.TrainedNetwork, scores: list[float] | None) -> Self:
+    def _keep(self, trained: two_phase.TrainedNetwork, earlier: list[float]) -> Self:
         if trained.diverged:
             warnings.warn(
                 "the network diverged and is kept as it was after its last finite epoch; "
@@ -301,8 +300,10 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_.eval()
         self.nonzeros_ = nonzeros(self.model_).all
         self.plan_, self.tried_ = None, []
-        self.loss_curve_, self.validation_scores_ = trained.loss, scores
-        self.n_iter_ = len(trained.loss)
+        self.loss_curve_ = [*earlier, *(epoch.loss for epoch in trained.epochs)]
+        scores = [epoch.score for epoch in trained.epochs]
+        self.validation_scores_ = scores if self.early_stopping else None
+        self.n_iter_ = len(self.loss_curve_)
         return self
 
     # --- prediction
