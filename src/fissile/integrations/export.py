@@ -1,9 +1,8 @@
 """Expanded models for other runtimes: ONNX, checked against PyTorch before the file is there.
 
 The file holds the model as :func:`fissile.to_dense` writes it out: plain matrices with zeros for
-removed weights. That is what every ONNX runtime multiplies fast and what every tool reads; ONNX has
-no operator for a weight and its owner, and masks would have to be folded into the weights anyway.
-``torch.export.export`` takes an expanded model as it is and needs nothing from here.
+removed weights, because ONNX has no operator for a weight and its owner. ``torch.export.export``
+takes an expanded model as it is.
 """
 
 from __future__ import annotations

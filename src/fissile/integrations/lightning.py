@@ -62,20 +62,15 @@ class ExpandAt(ScheduledExpansion, _Callback):
 
     >>> Trainer(max_epochs=20, callbacks=[ExpandAt(alpha=2, epoch=10)])
 
-    The optimizers go on with what they have learned, schedulers as well; what the expansion came
-    to is logged as ``fissile/nonzeros``, ``fissile/neurons`` and so on. A checkpoint says how the
-    module was expanded, so that a run resumes from any of them with a fresh dense module. A run
-    that cannot come to its expansion is refused, one that ended before it warns; callbacks that
-    average weights are refused, because the shapes change.
+    Optimizers and schedulers continue; ``fissile/nonzeros``, ``fissile/neurons`` and so on are
+    logged. A run resumes from any of its checkpoints with a fresh dense module. A run that cannot
+    come to its expansion is refused, and so are callbacks that average weights.
 
     Args:
         alpha: children per neuron.
         epoch: the epoch to begin with the expansion, counted from 0; or give ``step``.
         step: how many optimizer steps come before it (``trainer.global_step``).
-        split: who inherits which input.
-        where: which places of the module to expand, as for :func:`fissile.expand`.
-        seed: of the split's randomness.
-        budget: ``"weights"`` or ``"all"``.
+        split, where, seed, budget: as in :func:`fissile.expand`.
     """
 
     #: Whether the expansion lies behind.
@@ -239,8 +234,8 @@ def load(cls: type[_Module], path: str | os.PathLike[str], **settings: Any) -> _
 
     >>> module = load(Module, "last.ckpt")
 
-    Like ``Module.load_from_checkpoint``, which builds a dense module and finds that an expanded
-    checkpoint does not fit. Nothing but tensors and plain values is read from the file.
+    Unlike ``Module.load_from_checkpoint``, it expands the module before its weights are loaded.
+    Nothing but tensors and plain values is read from the file.
 
     Args:
         cls: the LightningModule.

@@ -1,18 +1,14 @@
-"""Expanded models of Hugging Face transformers: their files, and the split inside a Trainer run.
+"""Expanded models in transformers: the Trainer splits them, ``from_pretrained`` loads them.
 
->>> from fissile.integrations.transformers import ExpandAt
 >>> fissile.expand(bert, 2).save_pretrained("wide")
 >>> wide = AutoModel.from_pretrained("wide")
 
-``from_pretrained`` loads such a folder wherever this module was imported. For people without
-fissile save the model written out: ``fissile.to_dense(wide).save_pretrained("plain")``.
+The recipe sits in ``config.json`` where a quantizer's settings would, because transformers lets a
+registered quantizer replace the layers of an empty model before its weights are loaded. Nothing is
+quantised. For people without fissile save ``fissile.to_dense(wide)``.
 
-transformers lets a registered quantizer replace the layers of an empty model before its weights are
-loaded. An expanded model needs just that, so its recipe sits in ``config.json`` where a quantizer's
-settings would. Nothing is quantised, and once loaded the model is one like any other.
-
-A model made anew from an expanded one's config is dense and as wide as the children, and its config
-still says that it was expanded: ``del model.config.quantization_config`` before saving it.
+A model made anew from an expanded one's config is dense and as wide as the children:
+``del model.config.quantization_config`` before saving it.
 """
 
 from __future__ import annotations
@@ -59,9 +55,6 @@ _STRUCTURE = ("owner", "mask", "degree")
 _ALIGNED = 64  # bytes, as torch allocates
 
 
-# --- the split inside a run
-
-
 class ExpandAt(ScheduledExpansion, TrainerCallback):
     """Expand the model at the start of an epoch, or before a step, and let training go on.
 
@@ -69,28 +62,19 @@ class ExpandAt(ScheduledExpansion, TrainerCallback):
     >>> trainer.train()
 
     Optimizer and schedule continue. ``state.log_history`` records ``fissile/nonzeros`` and
-    ``fissile/neurons``. The callbacks that come after this one hear of them with the next log; the
-    Trainer puts those of ``report_to`` before it. For TensorBoard, and W&B alike:
+    ``fissile/neurons``; so do loggers whose callbacks come after this one, not those that
+    ``report_to`` puts before it. With ``load_best_model_at_end`` the best model is the best after
+    the split.
 
-    >>> args = TrainingArguments("out", report_to="none")
-    >>> Trainer(bert, args, callbacks=[ExpandAt(2, epoch=3), TensorBoardCallback()])
-
-    A checkpoint from before the split resumes as usual; for one from after it load the model first,
-    and give the Trainer the same callback, which will not expand it again:
-
-    >>> wide = AutoModelForSequenceClassification.from_pretrained("out/checkpoint-500")
-    >>> Trainer(wide, args, train_dataset=data, callbacks=[ExpandAt(2, epoch=3)]).train(
-    ...     resume_from_checkpoint="out/checkpoint-500"
-    ... )
-
-    With ``load_best_model_at_end`` the best model is the best after the split.
+    A checkpoint from before the split resumes as usual. For one from after it load the model with
+    ``from_pretrained`` first, and give the Trainer the same callback, which does not expand again.
 
     Args:
         alpha: children per neuron.
-        epoch: before which epoch to split, counted from 0, so also: after how many. Data without a
-            length has no epochs to count; give ``step``.
-        step: before which optimizer step to split, counted the same way.
-        split: as in :func:`fissile.expand`, and so are ``where``, ``seed`` and ``budget``.
+        epoch: the epoch to begin with the split, counted from 0. Data without a length has no
+            epochs; give ``step``.
+        step: how many optimizer steps come before the split.
+        split, where, seed, budget: as in :func:`fissile.expand`.
     """
 
     _done = False
@@ -183,7 +167,7 @@ def _check_counted(loader: DataLoader[Any]) -> None:
 def _check_checkpoint(
     model: nn.Module, state_dict: Mapping[str, Tensor], prefix: str, *_: Any
 ) -> None:
-    """Say in a sentence what torch says of every tensor, when model and checkpoint do not fit."""
+    """Refuse a checkpoint that does not fit in one sentence; torch has one for every tensor."""
     for name, layer in model.named_modules():
         key = f"{prefix}{name}."
         if isinstance(layer, SparseLayer):

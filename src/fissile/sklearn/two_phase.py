@@ -25,11 +25,10 @@ from fissile.bank.loop import Recipe, batches, penalty
 from fissile.bank.step import guess
 from fissile.expansion.expand import expand
 from fissile.expansion.split import Split
-from fissile.layers import SparseLinear
-from fissile.sklearn.search import check_one, dense_size, held_out, losses
+from fissile.sklearn.search import dense_size, held_out, losses
 
 __all__ = [
-    "Epoch", "Network", "Task", "TrainedNetwork", "Trainer", "TwoPhase", "is_split", "make",
+    "Epoch", "Network", "Task", "TrainedNetwork", "Trainer", "TwoPhase", "make",
     "to_data", "width",
 ]  # fmt: skip
 
@@ -46,7 +45,6 @@ def width(nonzeros: int | None, hidden: int | None, inputs: int, outputs: int) -
     >>> width(20_000, None, inputs=512, outputs=100)
     32
     """
-    check_one(nonzeros, hidden)
     if nonzeros is None:
         return _DEFAULT if hidden is None else whole("hidden", hidden, least=1)
     budget = whole("nonzeros", nonzeros, least=1)
@@ -111,11 +109,6 @@ def make(task: Task, seed: int) -> Trainer:
     if task.weights is None:
         return plain
     return WeightedTrainer(task, task.weights, seed, plain.take())
-
-
-def is_split(module: nn.Module) -> bool:
-    """Return whether a network's neurons have been split."""
-    return any(isinstance(layer, SparseLinear) for layer in module.modules())
 
 
 class BankTrainer:
