@@ -1,5 +1,4 @@
 import importlib
-import json
 import pickle
 import re
 import sys
@@ -8,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from classifiers import blobs, rewrite
 from scipy.special import softmax
 from sklearn.base import clone
-from sklearn.datasets import load_digits, make_classification
+from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
@@ -40,11 +40,6 @@ def test_scikit_learn_accepts_it(estimator, check):
 def digits():
     x, y = load_digits(return_X_y=True)
     return train_test_split(x / 16, y, random_state=0, stratify=y)
-
-
-def blobs(classes=3, samples=200, **options):
-    options = {"n_features": 8, "n_informative": 6, "class_sep": 2.0, "random_state": 0, **options}
-    return make_classification(samples, n_classes=classes, **options)
 
 
 def quick(**options):
@@ -254,19 +249,6 @@ def test_names_of_features_are_kept(tmp_path):
         back.predict(table[table.columns[::-1]])
 
 
-def noted(path, change):
-    """Change the note of a file as somebody else might."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    with safe_open(path, framework="pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        metadata = file.metadata()
-    note = json.loads(metadata["fissile.sklearn"])
-    change(note)
-    save_file(tensors, path, {**metadata, "fissile.sklearn": json.dumps(note)})
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -285,7 +267,7 @@ def noted(path, change):
 def test_a_damaged_file_is_refused(tmp_path, change):
     path = tmp_path / "c"
     quick().fit(*blobs()).save(path)
-    noted(path, change)
+    rewrite(path, change)
     with pytest.raises(fissile.FileError):
         FissileClassifier.load(path)
 

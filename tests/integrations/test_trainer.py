@@ -186,23 +186,6 @@ def test_a_model_of_ones_own_is_expanded_in_the_trainer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "either epoch= or step="),
-        ({"epoch": 1, "step": 2}, "either epoch= or step="),
-        ({"epoch": -1}, "epoch=-1"),
-        ({"step": 1.5}, "step=1.5"),
-        ({"alpha": 0, "step": 1}, "alpha=0"),
-        ({"step": 1, "budget": "some"}, "some"),
-        ({"step": 1, "split": "no such split"}, "no such split"),
-    ],
-)
-def test_arguments_that_cannot_be_meant(arguments, message):
-    with pytest.raises(fissile.FissileError, match=message):
-        ExpandAt(**{"alpha": 2} | arguments)
-
-
-@pytest.mark.parametrize(
     ("callback", "settings", "message"),
     [
         (ExpandAt(2, step=12), {}, "training ends before step 12"),

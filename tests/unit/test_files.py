@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import cases
-from safetensors import safe_open
+from packs import parts
 from safetensors.torch import save_file
 from torch import nn
 
@@ -91,12 +91,6 @@ def saved(tmp_path):
     path = tmp_path / "model.safetensors"
     save(expand(MLP([8, 4, 3], layer_norm=True), 2), path)
     return path
-
-
-def parts(path):
-    with safe_open(path, "pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        return tensors, json.loads(file.metadata()["fissile"])
 
 
 def rewrite(path, change):

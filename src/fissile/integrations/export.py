@@ -205,8 +205,10 @@ def check_answers(expected: Sequence[Tensor], found: Sequence[Tensor]) -> None:
     if len(found) != len(expected):
         raise AssertionError(f"{len(found)} tensors instead of {len(expected)}")
     for ours, theirs in zip(expected, found, strict=True):
-        near = {"rtol": 0.0, "atol": 0.0}
+        rtol = atol = 0.0
         if ours.is_floating_point():
             finite = ours[ours.isfinite()].abs()
-            near = {"rtol": 1e-3, "atol": 1e-4 * float(finite.max()) if len(finite) else 0.0}
-        torch.testing.assert_close(theirs, ours, **near, equal_nan=True, check_dtype=False)
+            rtol, atol = 1e-3, 1e-4 * float(finite.max()) if len(finite) else 0.0
+        torch.testing.assert_close(
+            theirs, ours, rtol=rtol, atol=atol, equal_nan=True, check_dtype=False
+        )

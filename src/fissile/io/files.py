@@ -28,7 +28,6 @@ from fissile.io.safetensors import (
     read,
     write,
 )
-from fissile.layers import resize
 from fissile.layers.mlp import MLP
 from fissile.packed import files as packs
 from fissile.packed.convert import finish
@@ -154,7 +153,7 @@ def _empty_mlp(recipe: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         if isinstance(module, nn.PReLU) and slopes is not None and slopes.ndim == 1:
             # A recipe does not say how many slopes there are.
             module.weight = nn.Parameter(torch.empty_like(slopes, device="meta"))
-            resize(module, len(slopes))
+            module.num_parameters = len(slopes)
     return model
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fissile._common.errors import FissileError, whole
 from fissile._common.shapes import Float, Int
@@ -23,7 +22,7 @@ from fissile.bank.sparse import SparseNet, module_of
 from fissile.bank.sparse.plan import Plan
 from fissile.bank.sparse.plan import recommended_plans as recommended
 from fissile.bank.sparse.train import train
-from fissile.bank.step import guess
+from fissile.bank.step import guess, network_losses
 from fissile.data.sets import Labelled, chunks
 
 __all__ = [
@@ -253,8 +252,4 @@ def losses(
     logits: Float[Tensor, "batch outputs"], y: Int[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
     """Return the cross-entropy of every sample; one output separates two classes."""
-    if logits.shape[-1] == 1:
-        return functional.binary_cross_entropy_with_logits(
-            logits.squeeze(-1), y.to(logits.dtype), reduction="none"
-        )
-    return functional.cross_entropy(logits, y, reduction="none")
+    return network_losses(logits.unsqueeze(1), y.unsqueeze(1))
