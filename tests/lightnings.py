@@ -82,11 +82,6 @@ def every_epoch(folder, **settings):
     return ModelCheckpoint(folder, "{epoch}", save_top_k=-1, **settings)
 
 
-def same(one, other):
-    mine, theirs = one.state_dict(), other.state_dict()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
-
-
 def cached(tmp_path_factory):
     """Runs of each kind, with a checkpoint after every epoch; each is trained once."""
     return functools.cache(lambda kind, value: _run(tmp_path_factory.mktemp("run"), kind, value))

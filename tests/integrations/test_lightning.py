@@ -8,7 +8,8 @@ from types import ModuleType
 import pytest
 import pytorch_lightning as pl
 import torch
-from lightnings import EPOCHS, QUIET, Net, cached, every_epoch, fit, loader, same
+from lightnings import EPOCHS, QUIET, Net, cached, every_epoch, fit, loader
+from networks import same
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy

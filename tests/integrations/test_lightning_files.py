@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightnings import EPOCHS, QUIET, Net, cached, every_epoch, fit, loader, same, trainer
+from lightnings import EPOCHS, QUIET, Net, cached, every_epoch, fit, loader, trainer
+from networks import same
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 import fissile

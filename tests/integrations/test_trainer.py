@@ -10,7 +10,8 @@ from fissile.layers import Partitioned
 
 pytest.importorskip("transformers")
 
-from languages import WORDS, bert, expanded_layers, gpt2, llama, same, seeded
+from languages import WORDS, bert, expanded_layers, gpt2, llama, seeded
+from networks import same
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import (
     AutoModelForCausalLM,

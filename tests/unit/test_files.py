@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import cases
+from networks import cases, same
 from packs import parts
 from safetensors.torch import save_file
 from torch import nn
@@ -21,13 +21,6 @@ from torch import nn
 import fissile
 from fissile import MLP, FileError, dropconnect, expand, load, nonzeros, save, to_masked
 from fissile.layers import mlp
-
-
-def same(one, other):
-    one, other = one.state_dict(), other.state_dict()
-    return one.keys() == other.keys() and all(
-        torch.equal(one[k], other[k]) and one[k].dtype == other[k].dtype for k in one
-    )
 
 
 @settings(max_examples=30, deadline=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Self
 
 __all__ = ["ProgressBar", "aligned", "duration"]
 
@@ -55,7 +55,7 @@ class ProgressBar:
         self.note = ""
         self._live: Any = None
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -44,10 +44,7 @@ def main(
     epochs: Annotated[int, typer.Option(min=1, help="Epochs before and after the split.")] = 200,
     out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("fissile-demo"),
 ) -> None:
-    """Run the case study of the paper on generated data.
-
-    >>> main(trials=3, epochs=100)
-    """
+    """Run the case study of the paper on generated data."""
     console = Console()
     console.print(
         f"{trials} networks warm up for {epochs} epochs, then go on in {len(_STUDY.arms)} arms for "
@@ -71,10 +68,7 @@ def main(
 
 
 def trained(trials: int, epochs: int) -> Results:
-    """Run the study in a store of its own, which is gone afterwards.
-
-    >>> trained(trials=3, epochs=100).frame
-    """
+    """Run the study in a store of its own, which is gone afterwards."""
     changes: dict[str, object] = {"warm_up": epochs, "fine_tune": epochs}
     works = _STUDY.works("paper", trials, changes)
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store:

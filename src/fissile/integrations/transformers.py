@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from fissile._common.errors import FileError, FissileError, needs
@@ -45,6 +44,7 @@ from transformers.quantizers.auto import (  # noqa: E402
     register_quantizer,
 )
 from transformers.quantizers.base import HfQuantizer  # noqa: E402
+from transformers.trainer_utils import has_length  # noqa: E402
 from transformers.utils.quantization_config import QuantizationConfigMixin  # noqa: E402
 
 __all__ = ["ExpandAt"]
@@ -93,8 +93,11 @@ class ExpandAt(ScheduledExpansion, TrainerCallback):
         """Refuse what could only fail later; see whether the split is behind us already."""
         if self._watch is not None:
             self._watch.remove()
-        if self.epoch is not None:
-            _check_counted(given["train_dataloader"])
+        if self.epoch is not None and not has_length(given["train_dataloader"]):
+            raise FissileError(
+                "the training data has no length, so the Trainer does not count epochs; give "
+                "ExpandAt(step=...) instead"
+            )
         past = self._since(state.epoch or 0, state.global_step) > 0
         expanded = any(isinstance(module, SparseLayer) for module in given["model"].modules())
         if expanded and not past:
@@ -151,17 +154,6 @@ def _check_alone(args: TrainingArguments) -> None:
             "ExpandAt cannot expand a model that was wrapped for several processes or devices; "
             "train to the split in one process, or call fissile.expand before making the Trainer"
         )
-
-
-def _check_counted(loader: DataLoader[Any]) -> None:
-    """Refuse data without a length, of which the Trainer takes the whole run for one epoch."""
-    try:
-        len(loader)
-    except TypeError:
-        raise FissileError(
-            "the training data has no length, so the Trainer does not count epochs; give "
-            "ExpandAt(step=...) instead"
-        ) from None
 
 
 def _check_checkpoint(
