@@ -66,11 +66,12 @@ class ExpandAt(ScheduledExpansion, _Callback):
     logged. A run resumes from any of its checkpoints with a fresh dense module. A run that cannot
     come to its expansion is refused, and so are callbacks that average weights.
 
+    ``split``, ``where``, ``seed`` and ``budget`` are those of :func:`fissile.expand`.
+
     Args:
         alpha: children per neuron.
         epoch: the epoch to begin with the expansion, counted from 0; or give ``step``.
         step: how many optimizer steps come before it (``trainer.global_step``).
-        split, where, seed, budget: as in :func:`fissile.expand`.
     """
 
     #: Whether the expansion lies behind.

@@ -69,12 +69,13 @@ class ExpandAt(ScheduledExpansion, TrainerCallback):
     A checkpoint from before the split resumes as usual. For one from after it load the model with
     ``from_pretrained`` first, and give the Trainer the same callback, which does not expand again.
 
+    ``split``, ``where``, ``seed`` and ``budget`` are those of :func:`fissile.expand`.
+
     Args:
         alpha: children per neuron.
         epoch: the epoch to begin with the split, counted from 0. Data without a length has no
             epochs; give ``step``.
         step: how many optimizer steps come before the split.
-        split, where, seed, budget: as in :func:`fissile.expand`.
     """
 
     _done = False
