@@ -64,10 +64,5 @@ def logits(model):
         return model.eval()(input_ids=ids(), **more).logits
 
 
-def same(one, other):
-    ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
-
-
 def expanded_layers(model):
     return {name: type(m) for name, m in model.named_modules() if isinstance(m, SparseLayer)}

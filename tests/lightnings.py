@@ -72,13 +72,14 @@ def trainer(folder, *callbacks, **settings):
     return pl.Trainer(default_root_dir=folder, callbacks=list(callbacks), **defaults | settings)
 
 
+def fit(folder, module, *callbacks, ckpt_path=None, **settings):
+    made = trainer(folder, *callbacks, **settings)
+    made.fit(module, loader(), loader(), ckpt_path=ckpt_path)
+    return made
+
+
 def every_epoch(folder, **settings):
     return ModelCheckpoint(folder, "{epoch}", save_top_k=-1, **settings)
-
-
-def same(one, other):
-    mine, theirs = one.state_dict(), other.state_dict()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
 def cached(tmp_path_factory):
@@ -89,5 +90,5 @@ def cached(tmp_path_factory):
 def _run(folder, kind, value):
     module = Net()
     when = ExpandAt(2, **{kind: value})
-    trainer(folder, every_epoch(folder), when).fit(module, loader(), loader())
+    fit(folder, module, every_epoch(folder), when)
     return folder, module

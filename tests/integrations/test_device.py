@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from banks import assert_same
 
 from fissile import MLP, Rewire, dropconnect, expand, nonzeros, to_dense, to_masked
 from fissile.bank import Bank, Data, Dense, DropConnect, Dynamic, Expand, Spec
@@ -61,6 +62,12 @@ def test_training_time_arms_on_every_device(device, grow):
     step(control, torch.optim.Adam(control.parameters(), 1e-2))
 
 
+def small_task():
+    x = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    return Data(x[:200], y[:200], x[200:], y[200:])
+
+
 ARMS = {
     "dense": Dense(),
     "split": Expand(2),
@@ -73,10 +80,7 @@ ARMS = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("engine", ["auto", "plain"])
 def test_a_bank_on_every_device_agrees_with_the_plain_one_on_the_processor(device, engine):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(300, 16, generator=generator)
-    y = (x[:, 0] > 0).long()
-    data = Data(x[:200], y[:200], x[200:], y[200:])
+    data = small_task()
     specs = [Spec([16, 8, 1], data, seed=s) for s in range(3)]
     specs += [Spec([16, 5, 6, 5, 2], data, seed=9, layer_norm=True)]
     banks = []
@@ -88,15 +92,7 @@ def test_a_bank_on_every_device_agrees_with_the_plain_one_on_the_processor(devic
         banks.append(bank)
     assert torch.equal(banks[0].nonzeros, banks[1].nonzeros)
     for index in range(len(banks[0])):
-        one, other = (bank.take(index)[0].state_dict() for bank in banks)
-        for key in one:
-            torch.testing.assert_close(one[key], other[key].cpu(), rtol=0, atol=1e-4)
-
-
-def small_task():
-    x = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
-    y = (x[:, 0] > 0).long()
-    return Data(x[:200], y[:200], x[200:], y[200:])
+        assert_same(*(bank.take(index)[0].cpu() for bank in banks), tolerance=1e-4)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -109,9 +105,7 @@ def test_networks_go_out_and_come_back_on_every_device(device, norm):
     assert len(bank._stacks) == 1, "it was to find its place among its like again"
     bank.train(until=3), twin.train(until=3)
     for index in range(3):
-        one, other = (b.take(index)[0].state_dict() for b in (bank, twin))
-        for key in one:
-            torch.testing.assert_close(one[key], other[key], rtol=0, atol=1e-5)
+        assert_same(*(b.take(index)[0] for b in (bank, twin)), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)

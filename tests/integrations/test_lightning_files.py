@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightnings import EPOCHS, QUIET, Net, cached, every_epoch, loader, same, trainer
+from lightnings import EPOCHS, QUIET, Net, cached, every_epoch, fit, loader, trainer
+from networks import same
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 import fissile
@@ -21,9 +22,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_load_reads_checkpoints_of_both_kinds(run, tmp_path, weights_only):
     keep = every_epoch(tmp_path, save_weights_only=weights_only)
-    trainer(tmp_path, keep, ExpandAt(2, epoch=1), max_epochs=2).fit(
-        Net(hidden=5), loader(), loader()
-    )
+    fit(tmp_path, Net(hidden=5), keep, ExpandAt(2, epoch=1), max_epochs=2)
     dense = load(Net, tmp_path / "epoch=0.ckpt")
     wide = load(Net, tmp_path / "epoch=1.ckpt")
     assert type(dense) is type(wide) is Net
@@ -52,8 +51,7 @@ def test_a_checkpoint_from_before_needs_a_dense_module(run, tmp_path):
 
 def test_a_checkpoint_may_be_asked_for_after_the_run(tmp_path):
     module = Net()
-    mine = trainer(tmp_path, ExpandAt(2, epoch=1), max_epochs=2)
-    mine.fit(module, loader(), loader())
+    mine = fit(tmp_path, module, ExpandAt(2, epoch=1), max_epochs=2)
     mine.save_checkpoint(tmp_path / "after.ckpt", weights_only=True)
     assert same(load(Net, tmp_path / "after.ckpt"), module)
 
@@ -66,8 +64,7 @@ def test_the_users_own_hooks_are_called(tmp_path):
         def on_load_checkpoint(self, checkpoint):
             self.read = checkpoint["own"], self.net[0].out_features
 
-    mine = trainer(tmp_path, ExpandAt(2, epoch=0), max_epochs=1)
-    mine.fit(Told(), loader(), loader())
+    mine = fit(tmp_path, Told(), ExpandAt(2, epoch=0), max_epochs=1)
     mine.save_checkpoint(tmp_path / "own.ckpt")
     module = Told()
     trainer(tmp_path, ExpandAt(2, epoch=0)).validate(
@@ -83,7 +80,7 @@ def dense(tmp_path_factory):
     """Checkpoints of a run without an expansion, after every step."""
     folder = tmp_path_factory.mktemp("dense")
     keep = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)
-    trainer(folder, keep, max_epochs=2).fit(Net(), loader(), loader())
+    fit(folder, Net(), keep, max_epochs=2)
     return folder
 
 
@@ -93,9 +90,7 @@ def dense(tmp_path_factory):
 def test_refuses_a_dense_checkpoint_from_after_the_moment(dense, tmp_path, when, step):
     module = Net()
     with pytest.raises(FissileError, match=r"(epoch|step) \d is over in this checkpoint"):
-        trainer(tmp_path, ExpandAt(2, **when)).fit(
-            module, loader(), loader(), ckpt_path=dense / f"step={step}.ckpt"
-        )
+        fit(tmp_path, module, ExpandAt(2, **when), ckpt_path=dense / f"step={step}.ckpt")
     assert not module.rates
 
 
@@ -103,9 +98,7 @@ def test_refuses_a_dense_checkpoint_from_after_the_moment(dense, tmp_path, when,
 @pytest.mark.parametrize(("when", "step"), [({"epoch": 1}, 3), ({"epoch": 1}, 2), ({"step": 4}, 4)])
 def test_a_dense_checkpoint_from_before_the_moment_will_do(dense, tmp_path, when, step):
     module = Net()
-    trainer(tmp_path, ExpandAt(2, **when), max_epochs=2).fit(
-        module, loader(), loader(), ckpt_path=dense / f"step={step}.ckpt"
-    )
+    fit(tmp_path, module, ExpandAt(2, **when), max_epochs=2, ckpt_path=dense / f"step={step}.ckpt")
     assert module.net[0].out_features == 12
 
 

@@ -242,11 +242,11 @@ def put(key, value):
 @pytest.mark.parametrize(
     ("recipe", "tensors", "message"),
     [
-        (None, put("layers.0.owner", lambda t: t + 9), "names a child outside"),
-        (None, put("layers.0.owner", lambda t: t[:, :4].contiguous()), "not of the shape"),
+        (None, put("layers.0.owner", lambda t: t + 9), "holds numbers outside -1"),
+        (None, put("layers.0.owner", lambda t: t[:, :4].contiguous()), "has shape (16, 4)"),
         (None, put("layers.0.owner", lambda t: t.int()), "no tensor of"),
         (None, put("layers.2.mask", lambda t: t.int()), "no tensor of"),
-        (None, put("layers.0.bias", lambda t: t[:3].clone()), "not what the recipe says"),
+        (None, put("layers.0.bias", lambda t: t[:3].clone()), "has shape (3,)"),
         (None, put("layers.0.weight", lambda t: t[None]), "not what the recipe says"),
         (None, put("layers.0.weight", lambda t: t / 0), "NaN or infinite"),
         (None, renamed("layers.0.owner", "layers.0.odd"), "do not fit"),

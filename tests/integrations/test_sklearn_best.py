@@ -1,14 +1,14 @@
 import itertools
-import json
 import pickle
 import re
 
 import numpy as np
 import pytest
 import torch
+from classifiers import blobs, rewrite
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits, make_classification
+from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -26,11 +26,6 @@ QUICK = {"nonzeros": 60, "tries": 2, "warm_up": 2, "fine_tune": 2, "random_state
 @parametrize_with_checks([FissileClassifier(200, tries=2, warm_up=4, fine_tune=4)])
 def test_scikit_learn_accepts_it(estimator, check):
     check(estimator)
-
-
-def blobs(classes=3, samples=200, **options):
-    options = {"n_features": 8, "n_informative": 6, "class_sep": 2.0, "random_state": 0, **options}
-    return make_classification(samples, n_classes=classes, **options)
 
 
 def quick(**options):
@@ -365,22 +360,6 @@ def test_a_file_brings_the_classifier_back(tmp_path, monkeypatch, plan):
     assert back.fit(x, names).score(x, names) == pytest.approx(found.score(x, names), abs=0.2)
 
 
-def changed(path, note=None, tensors=None):
-    """Change a file as somebody else might."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    with safe_open(path, framework="pt") as file:
-        held = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        metadata = file.metadata()
-    told = json.loads(metadata["fissile.sklearn"])
-    if note is not None:
-        note(told)
-    if tensors is not None:
-        tensors(held)
-    save_file(held, path, {**metadata, "fissile.sklearn": json.dumps(told)})
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -400,7 +379,7 @@ def changed(path, note=None, tensors=None):
 )
 def test_a_damaged_note_is_refused(fitted, tmp_path, change):
     fitted.save(tmp_path / "c")
-    changed(tmp_path / "c", note=change)
+    rewrite(tmp_path / "c", note=change)
     with pytest.raises(fissile.FileError):
         FissileClassifier.load(tmp_path / "c")
 
@@ -424,7 +403,7 @@ def test_a_damaged_note_is_refused(fitted, tmp_path, change):
 def test_a_damaged_network_is_refused(tmp_path, monkeypatch, change):
     monkeypatch.setattr(PlanSearch, "_score", lambda *_: 0.5)
     quick().fit(*blobs()).save(tmp_path / "c")
-    changed(tmp_path / "c", tensors=change)
+    rewrite(tmp_path / "c", tensors=change)
     with pytest.raises(fissile.FileError):
         FissileClassifier.load(tmp_path / "c")
 
@@ -433,7 +412,7 @@ def test_a_paper_s_file_with_another_s_note_is_refused(fitted, tmp_path):
     fitted.save(tmp_path / "best")
     quick(recipe="paper", nonzeros=100).fit(*blobs()).save(tmp_path / "paper")
     best = []
-    changed(tmp_path / "best", note=lambda note: best.append(note["best"]))
-    changed(tmp_path / "paper", note=lambda note: note.update(best=best[0]))
+    rewrite(tmp_path / "best", note=lambda note: best.append(note["best"]))
+    rewrite(tmp_path / "paper", note=lambda note: note.update(best=best[0]))
     with pytest.raises(fissile.FileError, match="of another recipe"):
         FissileClassifier.load(tmp_path / "paper")

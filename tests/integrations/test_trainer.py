@@ -10,7 +10,8 @@ from fissile.layers import Partitioned
 
 pytest.importorskip("transformers")
 
-from languages import WORDS, bert, expanded_layers, gpt2, llama, same, seeded
+from languages import WORDS, bert, expanded_layers, gpt2, llama, seeded
+from networks import same
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import (
     AutoModelForCausalLM,
@@ -186,23 +187,6 @@ def test_a_model_of_ones_own_is_expanded_in_the_trainer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "either epoch= or step="),
-        ({"epoch": 1, "step": 2}, "either epoch= or step="),
-        ({"epoch": -1}, "epoch=-1"),
-        ({"step": 1.5}, "step=1.5"),
-        ({"alpha": 0, "step": 1}, "alpha=0"),
-        ({"step": 1, "budget": "some"}, "some"),
-        ({"step": 1, "split": "no such split"}, "no such split"),
-    ],
-)
-def test_arguments_that_cannot_be_meant(arguments, message):
-    with pytest.raises(fissile.FissileError, match=message):
-        ExpandAt(**{"alpha": 2} | arguments)
-
-
-@pytest.mark.parametrize(
     ("callback", "settings", "message"),
     [
         (ExpandAt(2, step=12), {}, "training ends before step 12"),
@@ -232,7 +216,7 @@ def test_a_split_that_was_missed_is_noticed(tmp_path):
 @pytest.mark.parametrize("settings", [{"world_size": 2}, {"n_gpu": 2}, {"fsdp": "full_shard"}])
 def test_several_processes_are_refused(settings):
     args = {"world_size": 1, "n_gpu": 0, "fsdp": None, "deepspeed": None} | settings
-    state = SimpleNamespace(global_step=0, max_steps=9)
+    state = SimpleNamespace(epoch=0, global_step=0, max_steps=9)
     with pytest.raises(fissile.FissileError, match=r"before making the Trainer"):
         ExpandAt(2, step=1).on_train_begin(
             SimpleNamespace(**args), state, None, model=nn.Linear(2, 2), optimizer=None

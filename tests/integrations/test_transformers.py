@@ -11,7 +11,8 @@ from fissile.layers import SparseLayer
 
 pytest.importorskip("transformers")
 
-from languages import MODELS, WORDS, expanded_layers, ids, logits, same, seeded, t5
+from languages import MODELS, WORDS, expanded_layers, ids, logits, seeded, t5
+from networks import same
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,

@@ -13,21 +13,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import cases
-from safetensors import safe_open
+from networks import cases, same
+from packs import parts
 from safetensors.torch import save_file
 from torch import nn
 
 import fissile
 from fissile import MLP, FileError, dropconnect, expand, load, nonzeros, save, to_masked
 from fissile.layers import mlp
-
-
-def same(one, other):
-    one, other = one.state_dict(), other.state_dict()
-    return one.keys() == other.keys() and all(
-        torch.equal(one[k], other[k]) and one[k].dtype == other[k].dtype for k in one
-    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -91,12 +84,6 @@ def saved(tmp_path):
     path = tmp_path / "model.safetensors"
     save(expand(MLP([8, 4, 3], layer_norm=True), 2), path)
     return path
-
-
-def parts(path):
-    with safe_open(path, "pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        return tensors, json.loads(file.metadata()["fissile"])
 
 
 def rewrite(path, change):

@@ -34,7 +34,8 @@ def atomic_write(
         # Mode "x" creates the file with 0o666, which the kernel masks: os.umask is not needed.
         text = None if "b" in mode else "utf-8"
         with open(temporary, mode.replace("w", "x"), encoding=text) as file:
-            permissions = _permissions(target if target.exists() else temporary)
+            existing = target if target.exists() else temporary
+            permissions = stat.S_IMODE(existing.stat().st_mode)
             os.chmod(temporary, permissions | stat.S_IWUSR)  # before others could read anything
             yield file
         with open(temporary, "r+b") as written:  # again, since the block may have renamed another
@@ -63,10 +64,6 @@ def move_finished(made: Path, folder: Path, last: str) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
     for name in sorted(files, key=lambda name: name.name == last):
         os.replace(made / name, folder / name)
-
-
-def _permissions(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
 
 
 def _sync_folder(folder: Path) -> None:

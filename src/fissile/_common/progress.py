@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Collection, Sequence
-from importlib.util import find_spec
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.console import Group
+from typing import Any, Self
 
 __all__ = ["ProgressBar", "aligned", "duration"]
-
-_BETWEEN = 10.0  # seconds between two lines where rich is not installed
 
 
 def duration(seconds: float) -> str:
@@ -45,13 +36,11 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 class ProgressBar:
-    """Shows on stderr how much of a task is done and how long the rest takes.
+    """Shows on stderr how much of a task is done and how long the rest takes (needs rich).
 
     >>> with ProgressBar("encoding", "images") as bar:
     ...     bar.start(50_000)
     ...     bar.advance(64)
-
-    Without rich, it prints a plain line every ten seconds.
 
     Args:
         task: what is going on.
@@ -66,15 +55,10 @@ class ProgressBar:
         self.note = ""
         self._live: Any = None
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is None:
             return
         self._live.stop()
@@ -89,16 +73,12 @@ class ProgressBar:
             done: how many of them are done already.
             work: how much work they are, where units differ; the time left follows the work.
         """
-        self._total, self._done = total, done
-        self._all = max(float(total if work is None else work), 1e-9)
-        self._before = self._worked = float(done) if work is None else 0.0
-        self._since = self._printed = time.monotonic()
-        if find_spec("rich") is None:
-            return
         from rich import progress
-        from rich.console import Console
+        from rich.console import Console, Group
         from rich.live import Live
 
+        self._total, self._done = total, done
+        self._worked = float(done) if work is None else 0.0
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -107,9 +87,12 @@ class ProgressBar:
             progress.TextColumn("left:"),
             progress.TimeRemainingColumn(),
         )
-        self._id = self._bar.add_task(self.task, total=self._all, count=self._count())
-        self._bar.update(self._id, completed=self._worked)
-        self._live = Live(get_renderable=self._shown, console=Console(stderr=True))
+        whole = max(float(total if work is None else work), 1e-9)
+        self._id = self._bar.add_task(self.task, total=whole, count="")
+        self.refresh()
+        self._live = Live(
+            get_renderable=lambda: Group(self._bar, *self.lines()), console=Console(stderr=True)
+        )
         self._live.start()
 
     def advance(self, count: int = 1, *, work: float | None = None) -> None:
@@ -120,26 +103,8 @@ class ProgressBar:
 
     def refresh(self, ahead: float = 0.0) -> None:
         """Show the bar as it is now, with some work of an unfinished unit ahead of the count."""
-        if self._live is not None:
-            at = self._worked + ahead
-            self._bar.update(self._id, completed=at, description=self.task, count=self._count())
-        elif time.monotonic() > self._printed + _BETWEEN:
-            self._printed = time.monotonic()
-            print(self._plain(ahead), file=sys.stderr)
-
-    def _count(self) -> str:
-        text = f"{self._done:,} of {self._total:,} {self.unit}"
-        return f"{text}, {self.note}" if self.note else text
-
-    def _plain(self, ahead: float) -> str:
-        new = self._worked + ahead - self._before
-        if new <= 0:
-            return f"{self.task}: {self._count()}"
-        rest = max(self._all - self._worked - ahead, 0.0)
-        left = rest * (time.monotonic() - self._since) / new
-        return f"{self.task}: {self._count()}, {duration(left)} left"
-
-    def _shown(self) -> Group:
-        from rich.console import Group
-
-        return Group(self._bar, *self.lines())
+        count = f"{self._done:,} of {self._total:,} {self.unit}"
+        if self.note:
+            count = f"{count}, {self.note}"
+        at = self._worked + ahead
+        self._bar.update(self._id, completed=at, description=self.task, count=count)

@@ -7,13 +7,11 @@ fifth of the paper's epochs: a demonstration should take a minute.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -29,7 +27,7 @@ from fissile.lab.studies import STUDIES
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["main"]
+__all__ = ["main", "trained", "verdict"]
 
 _STUDY = STUDIES["codes"]
 _COLUMNS = {
@@ -41,53 +39,36 @@ _COLUMNS = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; the exit code is 0 unless it failed or was interrupted."""
-    options, console = _options(arguments), Console()
+def main(
+    trials: Annotated[int, typer.Option(min=1, help="Independent trials.")] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs before and after the split.")] = 200,
+    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("fissile-demo"),
+) -> None:
+    """Run the case study of the paper on generated data."""
+    console = Console()
     console.print(
-        f"{options.trials} networks warm up for {options.epochs} epochs, then go on in "
-        f"{len(_STUDY.arms)} arms for {options.epochs} more."
+        f"{trials} networks warm up for {epochs} epochs, then go on in {len(_STUDY.arms)} arms for "
+        f"{epochs} more."
     )
-    begin = time.perf_counter()
     try:
-        results = _run(options.trials, options.epochs)
-        console.print(_table(results.frame, options.epochs, options.trials))
-        console.print(_verdict(results.frame))
-        console.print(f"{_steps(results):,} steps in {time.perf_counter() - begin:.0f} s.")
+        results = trained(trials, epochs)
         figure = draw(_STUDY, results.frame, results.pictures)
         assert figure is not None
-        paths = save(figure, options.out, "codes")
+        paths = save(figure, out, "codes")
     except KeyboardInterrupt:
         console.print("Stopped; for a quicker look: python -m fissile.cli.demo --epochs 25")
-        return 130
+        raise typer.Exit(130) from None
     except FissileError as error:
         console.print(f"error: {error}")
-        return 1
+        raise typer.Exit(1) from None
+    console.print(_table(results.frame, epochs, trials))
+    console.print(verdict(results.frame))
     png = next(path for path in paths if path.suffix == ".png")
     console.print(f"The picture of W1 and its Gram matrix (trial 0) is in {png}", soft_wrap=True)
-    return 0
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m fissile.cli.demo",
-        description="Run the case study of the paper on generated data.",
-        epilog="example: python -m fissile.cli.demo --trials 3 --epochs 100",
-    )
-    parser.add_argument("--trials", type=int, default=10, help="independent trials (default 10)")
-    parser.add_argument(
-        "--epochs", type=int, default=200, help="epochs before and after the split (default 200)"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("fissile-demo"), help="folder for the picture"
-    )
-    options = parser.parse_args(arguments)
-    if options.trials < 1 or options.epochs < 1:
-        parser.error("--trials and --epochs must be at least 1")
-    return options
-
-
-def _run(trials: int, epochs: int) -> Results:
+def trained(trials: int, epochs: int) -> Results:
+    """Run the study in a store of its own, which is gone afterwards."""
     changes: dict[str, object] = {"warm_up": epochs, "fine_tune": epochs}
     works = _STUDY.works("paper", trials, changes)
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
@@ -95,12 +76,6 @@ def _run(trials: int, epochs: int) -> Results:
             run(works, store, watcher=bar)
         rows = store.rows([work.key for work in works])
     return Results(_STUDY, Run("codes", "paper", trials, changes, "make demo", ""), works, rows)
-
-
-def _steps(results: Results) -> int:
-    """Count the steps that were made: the arms of a trial share its warm-up."""
-    dense = results.works[0].steps // 2
-    return dense * (len(results.works) + len(results.works) // len(_STUDY.arms))
 
 
 def _table(frame: DataFrame, epochs: int, trials: int) -> Table:
@@ -128,7 +103,7 @@ def _spread(values: DataFrame, digits: int) -> str:
     return f"{found.mean:.{digits}f} ± {found.error:.{digits}f}"
 
 
-def _verdict(frame: DataFrame) -> str:
+def verdict(frame: DataFrame) -> str:
     """Say plainly whether the arms came out in the paper's order."""
     means = frame.groupby("arm")["accuracy"].mean()
     order = list(means.sort_values().index)
@@ -138,4 +113,4 @@ def _verdict(frame: DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

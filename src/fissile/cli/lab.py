@@ -53,10 +53,6 @@ app = typer.Typer(
 Format = Enum("Format", {name: name for name in ("csv", "json", "parquet")}, type=str)  # type: ignore[misc]
 
 
-def _complete_one(incomplete: str) -> list[str]:
-    return [name for name in STUDIES if name.startswith(incomplete)]
-
-
 SomeScale = Annotated[Scale | None, typer.Option(help="Only runs of this scale.")]
 
 
@@ -104,7 +100,7 @@ def status(out: Out = OUT) -> None:
     "fissile results superposition --format parquet --to gains.parquet"
 )
 def results(
-    study: Annotated[str, typer.Argument(help="A study.", autocompletion=_complete_one)],
+    study: Annotated[str, typer.Argument(help="A study.", autocompletion=complete)],
     format: Annotated[Format, typer.Option(help="csv, json or parquet.")] = "csv",  # type: ignore[assignment]
     to: Annotated[Path | None, typer.Option(help="A file; by default the terminal.")] = None,
     scale: SomeScale = None,

@@ -1,9 +1,8 @@
 """Expanded models for other runtimes: ONNX, checked against PyTorch before the file is there.
 
 The file holds the model as :func:`fissile.to_dense` writes it out: plain matrices with zeros for
-removed weights. That is what every ONNX runtime multiplies fast and what every tool reads; ONNX has
-no operator for a weight and its owner, and masks would have to be folded into the weights anyway.
-``torch.export.export`` takes an expanded model as it is and needs nothing from here.
+removed weights, because ONNX has no operator for a weight and its owner. ``torch.export.export``
+takes an expanded model as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fissile._common.errors import FileError, FissileError, needs
 from fissile._common.files import move_finished
@@ -29,6 +28,8 @@ from fissile.expansion.expand import to_dense
 
 __all__ = ["to_onnx"]
 
+#: Positional arguments, and those with names.
+Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 _DTYPES = (torch.float32, torch.float64)
 _SINGLE_FILE = 2**30  # bytes of weights; a protobuf message cannot be larger than twice that
 
@@ -57,33 +58,33 @@ def to_onnx(
     """
     for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
         needs(package, "onnx")
-    args, kwargs = _arguments(example_inputs)
+    inputs = _arguments(example_inputs)
     if dynamic_batch:
-        _check_batch([*args, *kwargs.values()])
+        _check_batch(tree_leaves(inputs))
     _check_dtypes(model)
     target = _target(path)
     plain = to_dense(model).eval()
-    _try(plain, args, kwargs)
+    _try(plain, inputs)
+    twice = tree_map(lambda x: torch.cat([x, x]), inputs) if dynamic_batch else inputs
     # torch.export takes a batch of one for a constant.
-    rows = _repeated(args, kwargs) if dynamic_batch and _rows(args, kwargs) == 1 else (args, kwargs)
-    program = _exported(plain, *rows, dynamic_batch)
+    single = dynamic_batch and len(tree_leaves(inputs)[0]) == 1
+    program = _exported(plain, twice if single else inputs, dynamic_batch)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         draft = Path(folder) / target.name
         size = sum(p.numel() * p.element_size() for p in plain.parameters())
         program.save(draft, external_data=size > _SINGLE_FILE)
         if check:
-            tried = [(args, kwargs)] + ([_repeated(args, kwargs)] if dynamic_batch else [])
-            for one in tried:
-                _compare(model, draft, *one)
+            for tried in (inputs, twice) if dynamic_batch else (inputs,):
+                _compare(model, draft, tried)
         move_finished(Path(folder), target.parent, last=target.name)
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+def _arguments(inputs: Any) -> Inputs:
     args = (inputs,) if isinstance(inputs, Tensor) else ()
     args = tuple(inputs) if isinstance(inputs, tuple | list) else args
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     tensors = [*args, *kwargs.values()]
-    if not tensors or not all(isinstance(one, Tensor) for one in tensors):
+    if not tensors or not all(isinstance(x, Tensor) for x in tensors):
         raise FissileError(
             "example_inputs must be a tensor, a tuple or list of tensors, or a dictionary of them"
         )
@@ -92,7 +93,7 @@ def _arguments(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
 
 def _check_batch(tensors: Sequence[Tensor]) -> None:
     """Refuse inputs that cannot have one batch as their first dimension."""
-    rows = {len(one) if one.ndim else 0 for one in tensors}
+    rows = {len(x) if x.ndim else 0 for x in tensors}
     if len(rows) > 1 or 0 in rows:
         raise FissileError(
             "for a free batch all example inputs must have equally many rows, and at least one; "
@@ -109,8 +110,9 @@ def _target(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _try(plain: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-    """Call the model once: what it says of inputs is shorter than what the exporter says."""
+def _try(plain: nn.Module, inputs: Inputs) -> None:
+    """Call the model once: its own error is shorter than the exporter's."""
+    args, kwargs = inputs
     try:
         with torch.no_grad():
             plain(*args, **kwargs)
@@ -128,21 +130,8 @@ def _check_dtypes(model: nn.Module) -> None:
             )
 
 
-def _rows(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> int:
-    return len(next(iter((*args, *kwargs.values()))))
-
-
-def _repeated(
-    args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
-) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return the same rows twice."""
-    twice = tuple(torch.cat([one, one]) for one in args)
-    return twice, {key: torch.cat([one, one]) for key, one in kwargs.items()}
-
-
-def _exported(
-    plain: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], dynamic_batch: bool
-) -> Any:
+def _exported(plain: nn.Module, inputs: Inputs, dynamic_batch: bool) -> Any:
+    args, kwargs = inputs
     free = {0: torch.export.Dim.DYNAMIC}
     shapes: Any = dict.fromkeys(kwargs, free) if kwargs else tuple(free for _ in args)
     try:
@@ -156,22 +145,17 @@ def _exported(
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).strip().partition("\n")[0]
         advice = " (try dynamic_batch=False)" if dynamic_batch else ""
-        raise FissileError(
-            f"torch.onnx cannot export this model{advice}: {_innermost(error)}"
-        ) from error
+        raise FissileError(f"torch.onnx cannot export this model{advice}: {reason}") from error
     assert program is not None
     for node in program.model.graph.all_nodes():
         # It names files and folders of this machine, which are nobody's business elsewhere.
         node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
     return program
-
-
-def _innermost(error: BaseException) -> str:
-    """Return the first line of what an error was caused by."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip().split("\n")[0]
 
 
 @contextmanager
@@ -188,47 +172,43 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _compare(
-    model: nn.Module, path: Path, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
-) -> None:
+def _compare(model: nn.Module, path: Path, inputs: Inputs) -> None:
     """Refuse a file whose answers are not the model's."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    tensors = [*args, *kwargs.values()]  # in the order of the file's inputs, whatever their names
+    tensors = tree_leaves(inputs)  # in the order of the file's inputs, whatever their names
     feed = {
         node.name: tensor.detach().cpu().numpy()
         for node, tensor in zip(session.get_inputs(), tensors, strict=True)
     }
+    args, kwargs = inputs
     with torch.no_grad():
         answer = copy.deepcopy(model).eval()(*args, **kwargs)
     expected = [leaf for leaf in tree_leaves(answer) if isinstance(leaf, Tensor)]
     found = [torch.from_numpy(array) for array in session.run(None, feed)]
-    if len(expected) != len(found):
+    try:
+        check_answers([x.cpu() for x in expected], found)
+    except AssertionError as error:
+        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
         raise FissileError(
-            f"the ONNX file answers with {len(found)} tensors and PyTorch with {len(expected)}; "
-            "nothing was written: let the model return plain tensors"
-        )
+            f"for inputs of shape {shapes} the ONNX file's answers differ from PyTorch's; nothing "
+            f"was written: {' '.join(str(error).split())}"
+        ) from None
+
+
+def check_answers(expected: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    """Raise an ``AssertionError`` if answers differ by more than single precision explains.
+
+    >>> check_answers([torch.ones(2)], [torch.ones(2) + 1e-6])
+    """
+    if len(found) != len(expected):
+        raise AssertionError(f"{len(found)} tensors instead of {len(expected)}")
     for ours, theirs in zip(expected, found, strict=True):
-        if trouble := _difference(ours.cpu(), theirs):
-            shapes = ", ".join(str(tuple(one.shape)) for one in tensors)
-            raise FissileError(f"for inputs of shape {shapes} {trouble}; nothing was written")
-
-
-def _difference(ours: Tensor, theirs: Tensor) -> str | None:
-    """Say how two answers differ, if by more than single precision explains."""
-    if ours.shape != theirs.shape:
-        return (
-            f"the ONNX file answers with shape {tuple(theirs.shape)} and PyTorch with "
-            f"{tuple(ours.shape)}"
+        rtol = atol = 0.0
+        if ours.is_floating_point():
+            finite = ours[ours.isfinite()].abs()
+            rtol, atol = 1e-3, 1e-4 * float(finite.max()) if len(finite) else 0.0
+        torch.testing.assert_close(
+            theirs, ours, rtol=rtol, atol=atol, equal_nan=True, check_dtype=False
         )
-    if not ours.is_floating_point():
-        same = torch.equal(ours, theirs.to(ours.dtype))
-        return None if same else f"the ONNX file's {ours.dtype} answers differ from PyTorch's"
-    ours, theirs = ours.double(), theirs.double()
-    scale = float(ours[ours.isfinite()].abs().max()) if ours.isfinite().any() else 0.0
-    close = torch.isclose(ours, theirs, rtol=1e-3, atol=1e-4 * scale, equal_nan=True)
-    if close.all():
-        return None
-    apart = float((ours - theirs)[~close].abs().max())  # NaN where one of them is
-    return f"the ONNX file's answers differ from PyTorch's by up to {apart:.2g}"

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from fissile._common.errors import FileError, FissileError, needs
-from fissile.expansion.optimizer import check_optimizer
+from fissile.expansion.optimizer import Moments, check_optimizer
 from fissile.expansion.structure import rebuild, recipe_of
 from fissile.integrations.parallel import check_same
 from fissile.integrations.scheduled_expansion import ScheduledExpansion, check_places, describe
@@ -62,20 +62,16 @@ class ExpandAt(ScheduledExpansion, _Callback):
 
     >>> Trainer(max_epochs=20, callbacks=[ExpandAt(alpha=2, epoch=10)])
 
-    The optimizers go on with what they have learned, schedulers as well; what the expansion came
-    to is logged as ``fissile/nonzeros``, ``fissile/neurons`` and so on. A checkpoint says how the
-    module was expanded, so that a run resumes from any of them with a fresh dense module. A run
-    that cannot come to its expansion is refused, one that ended before it warns; callbacks that
-    average weights are refused, because the shapes change.
+    Optimizers and schedulers continue; ``fissile/nonzeros``, ``fissile/neurons`` and so on are
+    logged. A run resumes from any of its checkpoints with a fresh dense module. A run that cannot
+    come to its expansion is refused, and so are callbacks that average weights.
+
+    ``split``, ``where``, ``seed`` and ``budget`` are those of :func:`fissile.expand`.
 
     Args:
         alpha: children per neuron.
         epoch: the epoch to begin with the expansion, counted from 0; or give ``step``.
         step: how many optimizer steps come before it (``trainer.global_step``).
-        split: who inherits which input.
-        where: which places of the module to expand, as for :func:`fissile.expand`.
-        seed: of the split's randomness.
-        budget: ``"weights"`` or ``"all"``.
     """
 
     #: Whether the expansion lies behind.
@@ -136,37 +132,28 @@ class ExpandAt(ScheduledExpansion, _Callback):
     ) -> None:
         """Expand when the time has come."""
         # Not at the start of the epoch: a run resumed between two epochs is not told of that.
-        if self.expanded or not self._due(trainer):
+        if self.expanded or self._since(trainer.current_epoch, trainer.global_step) < 0:
             return
         _without_redirection(pl_module)
         with _as_one(trainer.optimizers) as optimizer:
             self._expand(pl_module, optimizer)
         self.expanded = True
-        _wrap_again(trainer.strategy, pl_module)
+        if type(trainer.strategy).__name__ == "DDPStrategy":
+            _wrap_again(trainer.strategy, pl_module)
         numbers = {f"fissile/{name}": number for name, number in describe(pl_module).items()}
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step=trainer.global_step)
 
-    def _due(self, trainer: Trainer) -> bool:
-        if self.epoch is not None:
-            return trainer.current_epoch >= self.epoch
-        return self.step is not None and trainer.global_step >= self.step
-
     def _is_past(self, trainer: Trainer) -> bool:
-        """Tell whether a resumed run has left its moment behind."""
-        if self.step is not None:
-            return trainer.global_step > self.step
-        assert self.epoch is not None
+        """Return whether a resumed run has left its moment behind."""
         batches = trainer.fit_loop.epoch_loop.batch_progress
         inside = batches.current.ready > 0 and not batches.is_last_batch
-        return trainer.current_epoch + inside > self.epoch
+        return self._since(trainer.current_epoch + inside, trainer.global_step) > 0
 
     def _is_beyond(self, trainer: Trainer) -> bool:
-        """Tell whether the run has no such epoch or step; -1 and None stand for no end."""
-        most = trainer.max_epochs if self.epoch is not None else trainer.max_steps
-        when = self.epoch if self.epoch is not None else self.step
-        assert when is not None
-        return most is not None and 0 <= most <= when
+        """Return whether the run has no such epoch or step; -1 and None stand for no end."""
+        most = trainer.max_epochs if self.step is None else trainer.max_steps
+        return most is not None and most >= 0 and self._since(most, most) <= 0
 
 
 def _is_short(trainer: Any) -> bool:
@@ -207,10 +194,9 @@ def _without_redirection(module: nn.Module) -> None:
 
 def _wrap_again(strategy: Any, module: nn.Module) -> None:
     """Replace a DistributedDataParallel, which knows only the parameters it was made with."""
-    if type(strategy).__name__ == "DDPStrategy":
-        check_same(module)
-        strategy.model = module
-        strategy.configure_ddp()
+    check_same(module)
+    strategy.model = module
+    strategy.configure_ddp()
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module) -> None:
@@ -225,23 +211,20 @@ def _check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module) -> Non
 
 
 @contextmanager
-def _as_one(optimizers: Sequence[Optimizer]) -> Iterator[Optimizer | None]:
+def _as_one(optimizers: Sequence[Optimizer]) -> Iterator[Moments | None]:
     """Let several optimizers be carried as one that has all their groups and states."""
-    if len(optimizers) < 2:
-        yield next(iter(optimizers), None)
+    if not optimizers:
+        yield None
         return
+    # The very groups, so that each optimizer gets its new parameters.
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    one = SGD([parameter for group in groups for parameter in group["params"]], lr=0.0)
-    one.param_groups = groups  # the very groups, so that each optimizer gets its new parameters
+    state = {p: values for optimizer in optimizers for p, values in optimizer.state.items()}
+    moments = Moments(groups, state)
+    yield moments
     for optimizer in optimizers:
-        one.state.update(optimizer.state)
-    yield one
-    for optimizer in optimizers:
+        held = [p for group in optimizer.param_groups for p in group["params"]]
         optimizer.state.clear()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter in one.state:
-                    optimizer.state[parameter] = one.state[parameter]
+        optimizer.state.update({p: moments.state[p] for p in held if p in moments.state})
 
 
 # --- checkpoints
@@ -252,8 +235,8 @@ def load(cls: type[_Module], path: str | os.PathLike[str], **settings: Any) -> _
 
     >>> module = load(Module, "last.ckpt")
 
-    Like ``Module.load_from_checkpoint``, which builds a dense module and finds that an expanded
-    checkpoint does not fit. Nothing but tensors and plain values is read from the file.
+    Unlike ``Module.load_from_checkpoint``, it expands the module before its weights are loaded.
+    Nothing but tensors and plain values is read from the file.
 
     Args:
         cls: the LightningModule.
@@ -304,13 +287,13 @@ def _reason(error: Exception) -> str:
 
 
 def _to_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) -> None:
-    """Write the module's recipe beside its weights: what ``on_save_checkpoint`` shall do."""
+    """Write the module's recipe beside its weights, then call its own ``on_save_checkpoint``."""
     checkpoint[_KEY] = recipe_of(module)
     type(module).on_save_checkpoint(module, checkpoint)
 
 
 def _from_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) -> None:
-    """Rebuild the module before its weights are loaded: what ``on_load_checkpoint`` shall do."""
+    """Rebuild the module before its weights are loaded, then call its ``on_load_checkpoint``."""
     _rebuild(module, checkpoint)
     type(module).on_load_checkpoint(module, checkpoint)
 

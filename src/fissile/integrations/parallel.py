@@ -1,23 +1,16 @@
 """Data parallel training of expanded models: expand first, wrap afterwards.
 
-Every rank expands the same weights with the same seed, makes sure that all ranks came to the same
+Every rank expands the same weights with the same seed, checks that all ranks came to the same
 expansion, and wraps the result, in ``DistributedDataParallel`` or ``fully_shard``::
 
     wide = fissile.expand(model, 2, seed=0)
     check_same(wide)
     parallel = DistributedDataParallel(wide)
 
-By default the owners and masks, which are buffers, are sent around at every step; a model without
-batch norms is as well off with ``broadcast_buffers=False``.
+In the middle of a run, expand ``parallel.module`` together with its optimizer and wrap it again. A
+model without batch norms needs no ``broadcast_buffers``: only owners and masks are sent around.
 
-In the middle of a run, unwrap, expand together with the optimizer, and wrap again::
-
-    wide = fissile.expand(parallel.module, 2, optimizer=adam)
-    check_same(wide)
-    parallel = DistributedDataParallel(wide)
-
-A model that was sharded (``fully_shard``) has no whole weights to rank, and is not expanded: expand
-it before, or save it, load it unsharded, expand and shard again.
+A sharded model has no whole weights to rank, and is not expanded: expand it before.
 """
 
 from __future__ import annotations
@@ -39,10 +32,8 @@ def check_same(model: nn.Module, group: distributed.ProcessGroup | None = None) 
 
     >>> check_same(fissile.expand(model, 2))  # before DistributedDataParallel or fully_shard
 
-    Compared are the owners and masks, and the names and shapes of all tensors, not the weights.
-    A wrapper that makes the weights of all ranks equal does not do so with the moments of an
-    optimizer that was carried along, and ``fully_shard`` with nothing: the ranks would drift apart
-    unseen. Without a process group there is nothing to compare.
+    Owners and masks are compared, and the names and shapes of all tensors. Ranks that differ would
+    drift apart unseen: a wrapper makes at most their weights equal, not the optimizer's moments.
     """
     if not distributed.is_available() or not distributed.is_initialized():
         return

@@ -11,6 +11,7 @@ from fissile._common.shapes import Bool
 from fissile.discovery.search import discover
 from fissile.expansion.budget import Budget, check_budget, nonzeros
 from fissile.expansion.expand import Where, choose, expand
+from fissile.expansion.optimizer import Moments
 from fissile.expansion.pattern import check_alpha
 from fissile.expansion.split import Split, resolve_split
 from fissile.expansion.structure import pairs_in
@@ -45,7 +46,14 @@ class ScheduledExpansion:
     def _when(self) -> str:
         return f"step {self.step}" if self.step is not None else f"epoch {self.epoch}"
 
-    def _expand(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+    def _since(self, epoch: float, step: int) -> float:
+        """Return how many steps or epochs ago the expansion was due; negative if it is to come."""
+        if self.step is not None:
+            return step - self.step
+        assert self.epoch is not None
+        return epoch - self.epoch
+
+    def _expand(self, model: nn.Module, optimizer: Optimizer | Moments | None) -> None:
         expand(
             model,
             self.alpha,

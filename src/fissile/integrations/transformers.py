@@ -1,18 +1,14 @@
-"""Expanded models of Hugging Face transformers: their files, and the split inside a Trainer run.
+"""Expanded models in transformers: the Trainer splits them, ``from_pretrained`` loads them.
 
->>> from fissile.integrations.transformers import ExpandAt
 >>> fissile.expand(bert, 2).save_pretrained("wide")
 >>> wide = AutoModel.from_pretrained("wide")
 
-``from_pretrained`` loads such a folder wherever this module was imported. For people without
-fissile save the model written out: ``fissile.to_dense(wide).save_pretrained("plain")``.
+The recipe sits in ``config.json`` where a quantizer's settings would, because transformers lets a
+registered quantizer replace the layers of an empty model before its weights are loaded. Nothing is
+quantised. For people without fissile save ``fissile.to_dense(wide)``.
 
-transformers lets a registered quantizer replace the layers of an empty model before its weights are
-loaded. An expanded model needs just that, so its recipe sits in ``config.json`` where a quantizer's
-settings would. Nothing is quantised, and once loaded the model is one like any other.
-
-A model made anew from an expanded one's config is dense and as wide as the children, and its config
-still says that it was expanded: ``del model.config.quantization_config`` before saving it.
+A model made anew from an expanded one's config is dense and as wide as the children:
+``del model.config.quantization_config`` before saving it.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from fissile._common.errors import FileError, FissileError, needs
@@ -31,7 +26,8 @@ from fissile.discovery.module_checks import is_layer
 from fissile.expansion.optimizer import check_optimizer
 from fissile.expansion.structure import METHOD, note, rebuild, renamed
 from fissile.integrations.scheduled_expansion import ScheduledExpansion, check_places, describe
-from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
+from fissile.io.safetensors import check_patterns, check_tensors, naming
+from fissile.layers import SparseLayer
 
 needs("transformers", "transformers")
 needs("accelerate", "transformers")
@@ -48,6 +44,7 @@ from transformers.quantizers.auto import (  # noqa: E402
     register_quantizer,
 )
 from transformers.quantizers.base import HfQuantizer  # noqa: E402
+from transformers.trainer_utils import has_length  # noqa: E402
 from transformers.utils.quantization_config import QuantizationConfigMixin  # noqa: E402
 
 __all__ = ["ExpandAt"]
@@ -58,9 +55,6 @@ _STRUCTURE = ("owner", "mask", "degree")
 _ALIGNED = 64  # bytes, as torch allocates
 
 
-# --- the split inside a run
-
-
 class ExpandAt(ScheduledExpansion, TrainerCallback):
     """Expand the model at the start of an epoch, or before a step, and let training go on.
 
@@ -68,28 +62,20 @@ class ExpandAt(ScheduledExpansion, TrainerCallback):
     >>> trainer.train()
 
     Optimizer and schedule continue. ``state.log_history`` records ``fissile/nonzeros`` and
-    ``fissile/neurons``. The callbacks that come after this one hear of them with the next log; the
-    Trainer puts those of ``report_to`` before it. For TensorBoard, and W&B alike:
+    ``fissile/neurons``; so do loggers whose callbacks come after this one, not those that
+    ``report_to`` puts before it. With ``load_best_model_at_end`` the best model is the best after
+    the split.
 
-    >>> args = TrainingArguments("out", report_to="none")
-    >>> Trainer(bert, args, callbacks=[ExpandAt(2, epoch=3), TensorBoardCallback()])
+    A checkpoint from before the split resumes as usual. For one from after it load the model with
+    ``from_pretrained`` first, and give the Trainer the same callback, which does not expand again.
 
-    A checkpoint from before the split resumes as usual; for one from after it load the model first,
-    and give the Trainer the same callback, which will not expand it again:
-
-    >>> wide = AutoModelForSequenceClassification.from_pretrained("out/checkpoint-500")
-    >>> Trainer(wide, args, train_dataset=data, callbacks=[ExpandAt(2, epoch=3)]).train(
-    ...     resume_from_checkpoint="out/checkpoint-500"
-    ... )
-
-    With ``load_best_model_at_end`` the best model is the best after the split.
+    ``split``, ``where``, ``seed`` and ``budget`` are those of :func:`fissile.expand`.
 
     Args:
         alpha: children per neuron.
-        epoch: before which epoch to split, counted from 0, so also: after how many. Data without a
-            length has no epochs to count; give ``step``.
-        step: before which optimizer step to split, counted the same way.
-        split: as in :func:`fissile.expand`, and so are ``where``, ``seed`` and ``budget``.
+        epoch: the epoch to begin with the split, counted from 0. Data without a length has no
+            epochs; give ``step``.
+        step: how many optimizer steps come before the split.
     """
 
     _done = False
@@ -108,9 +94,13 @@ class ExpandAt(ScheduledExpansion, TrainerCallback):
         """Refuse what could only fail later; see whether the split is behind us already."""
         if self._watch is not None:
             self._watch.remove()
-        if self.epoch is not None:
-            _check_counted(given["train_dataloader"])
-        past, expanded = self._is_past(state), _is_expanded(given["model"])
+        if self.epoch is not None and not has_length(given["train_dataloader"]):
+            raise FissileError(
+                "the training data has no length, so the Trainer does not count epochs; give "
+                "ExpandAt(step=...) instead"
+            )
+        past = self._since(state.epoch or 0, state.global_step) > 0
+        expanded = any(isinstance(module, SparseLayer) for module in given["model"].modules())
         if expanded and not past:
             raise FissileError(
                 f"the model is expanded already, and {self._when()} is still to come; take "
@@ -128,19 +118,20 @@ class ExpandAt(ScheduledExpansion, TrainerCallback):
             _check_carried(given["optimizer"], given["model"])
         self._done = past
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        """Split if this is the epoch."""
-        if self.epoch is not None and not self._done and (state.epoch or 0) >= self.epoch:
-            self._split_now(state, given["model"], given["optimizer"])
-
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Split if this is the step."""
-        if self.step is not None and not self._done and state.global_step >= self.step:
-            self._split_now(state, given["model"], given["optimizer"])
+        """Split if this is the step, or the first step of the epoch."""
+        if self._done or self._since(state.epoch or 0, state.global_step) < 0:
+            return
+        self._expand(given["model"], given["optimizer"])
+        self._done = True
+        # The best checkpoint so far is of another shape: the Trainer could not load it at the end.
+        state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+        numbers = describe(given["model"])
+        self._news = {f"fissile/{name}": numbers[name] for name in _LOGGED if name in numbers}
+        now = {"epoch": state.epoch or 0, "step": state.global_step}
+        state.log_history.append({**self._news, **now})
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -149,28 +140,8 @@ class ExpandAt(ScheduledExpansion, TrainerCallback):
         given["logs"].update(self._news)
         self._news = {}
 
-    def _split_now(self, state: TrainerState, model: nn.Module, optimizer: Optimizer) -> None:
-        self._expand(model, optimizer)
-        self._done = True
-        # The best checkpoint so far is of another shape: the Trainer could not load it at the end.
-        state.best_metric = state.best_model_checkpoint = state.best_global_step = None
-        self._news = _numbers(model)
-        now = {"epoch": state.epoch or 0, "step": state.global_step}
-        state.log_history.append({**self._news, **now})
-
-    def _is_past(self, state: TrainerState) -> bool:
-        if self.step is not None:
-            return state.global_step > self.step
-        assert self.epoch is not None
-        return (state.epoch or 0) > self.epoch
-
     def _check_end(self, state: TrainerState) -> None:
-        if self.step is not None:
-            too_late = self.step >= state.max_steps
-        else:
-            assert self.epoch is not None
-            too_late = self.epoch >= state.num_train_epochs
-        if too_late:
+        if self._since(state.num_train_epochs, state.max_steps) <= 0:
             raise FissileError(
                 f"training ends before {self._when()} begins ({state.max_steps} steps in "
                 f"{state.num_train_epochs} epochs); split earlier"
@@ -186,21 +157,10 @@ def _check_alone(args: TrainingArguments) -> None:
         )
 
 
-def _check_counted(loader: DataLoader[Any]) -> None:
-    """Refuse data without a length, of which the Trainer takes the whole run for one epoch."""
-    try:
-        len(loader)
-    except TypeError:
-        raise FissileError(
-            "the training data has no length, so the Trainer does not count epochs; give "
-            "ExpandAt(step=...) instead"
-        ) from None
-
-
 def _check_checkpoint(
     model: nn.Module, state_dict: Mapping[str, Tensor], prefix: str, *_: Any
 ) -> None:
-    """Say in a sentence what torch says of every tensor, when model and checkpoint do not fit."""
+    """Refuse a checkpoint that does not fit in one sentence; torch has one for every tensor."""
     for name, layer in model.named_modules():
         key = f"{prefix}{name}."
         if isinstance(layer, SparseLayer):
@@ -214,10 +174,6 @@ def _check_checkpoint(
             )
 
 
-def _is_expanded(model: nn.Module) -> bool:
-    return any(isinstance(module, SparseLayer) for module in model.modules())
-
-
 def _check_carried(optimizer: Optimizer, model: nn.Module) -> None:
     """Refuse an optimizer now rather than in the middle of the run."""
     try:
@@ -225,11 +181,6 @@ def _check_carried(optimizer: Optimizer, model: nn.Module) -> None:
     except FissileError as error:
         reason = str(error).partition(";")[0]
         raise FissileError(f"{reason}; choose another optim= in the TrainingArguments") from None
-
-
-def _numbers(model: nn.Module) -> dict[str, float]:
-    found = describe(model)
-    return {f"fissile/{name}": found[name] for name in _LOGGED if name in found}
 
 
 # --- files
@@ -267,13 +218,9 @@ class ExpandedLoader(HfQuantizer):
                 "an expanded model is read from safetensors files only; save it again with "
                 "save_pretrained"
             )
-        try:
+        with naming("config.json"):
             rebuild(model, _recipe_for(model, self.quantization_config.recipe))
-        except FileError as error:
-            raise FileError(f"config.json: {error}") from None
-        except (LookupError, RuntimeError, TypeError) as error:
-            raise FileError(f"config.json: the recipe does not fit the model: {error}") from None
-        self._empty = {key: (value.shape, value.dtype) for key, value in model.state_dict().items()}
+        self._empty = model.state_dict()
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
         self._check(model)
@@ -285,18 +232,15 @@ class ExpandedLoader(HfQuantizer):
 
     def _check(self, model: PreTrainedModel) -> None:
         """Check what transformers takes on trust where layers were replaced."""
-        for key, value in model.state_dict().items():
-            shape, dtype = self._empty[key]
-            if value.shape != shape:
-                raise FileError(
-                    f"the tensor {key!r} has shape {tuple(value.shape)} in the file, the model "
-                    f"needs {tuple(shape)}"
-                )
-            if not dtype.is_floating_point and value.dtype != dtype:
-                raise FileError(f"the tensor {key!r} is {value.dtype} in the file, not {dtype}")
+        tensors = model.state_dict()
+        check_tensors(self._empty, tensors)
+        for key, empty in self._empty.items():
+            if not empty.is_floating_point() and tensors[key].dtype != empty.dtype:
+                raise FileError(f"the tensor {key!r} is {tensors[key].dtype} in the file")
         for name, layer in model.named_modules():
             if isinstance(layer, SparseLayer):
-                _check_layer(name, layer)
+                _check_loaded(name, layer)
+        check_patterns(model, tensors)
 
 
 def _recipe_for(model: PreTrainedModel, recipe: Any) -> Any:
@@ -321,22 +265,12 @@ def _recipe_for(model: PreTrainedModel, recipe: Any) -> Any:
     return found
 
 
-def _check_layer(name: str, layer: SparseLayer) -> None:
-    """Refuse a layer that is not wholly from the file, or whose numbers no expansion makes."""
-    own = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
-    here = {key: tensor for key, tensor in own if not tensor.is_meta}  # the others are offloaded
-    for key, tensor in here.items():
-        if not getattr(tensor, "_is_hf_initialized", False):  # transformers marks what it loads
+def _check_loaded(name: str, layer: SparseLayer) -> None:
+    """Refuse a layer that is not wholly from the file."""
+    for key, tensor in [*layer.named_parameters(recurse=False), *layer.named_buffers()]:
+        # transformers marks what it loads; what is on the meta device is offloaded.
+        if not tensor.is_meta and not getattr(tensor, "_is_hf_initialized", False):
             raise FileError(f"the tensor '{name}.{key}' is missing in the file")
-    if isinstance(layer, Partitioned) and "owner" in here:
-        _check_range(f"{name}.owner", layer.owner, REMOVED, layer.alpha - 1)
-    if isinstance(layer, DropConnectLinear) and "degree" in here:
-        _check_range(f"{name}.degree", layer.degree, 0, layer.in_features)
-
-
-def _check_range(key: str, tensor: Tensor, least: int, most: int) -> None:
-    if bool(((tensor < least) | (tensor > most)).any()):
-        raise FileError(f"the tensor {key!r} holds numbers outside {least} .. {most}")
 
 
 def _align(parameter: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Saving and loading: safetensors with a recipe in the metadata, and never a pickle.
 
-The recipe says how the layers were expanded and, for a ``fissile.MLP``, how the model is built, so
-that loading needs no code of the user's. A file is checked before anything is made of it.
+The recipe says how the layers were expanded and, for a ``fissile.MLP``, how the model is built. A
+file is checked before anything is made of it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from torch.sparse import SparseSemiStructuredTensor
 from fissile._common.errors import FileError, needs
 from fissile.expansion.structure import rebuild, recipe_of
 from fissile.io.safetensors import (
-    MISFITS,
     VERSION,
     check_patterns,
     check_sizes,
     check_tensors,
     names_in,
+    naming,
     read,
     write,
 )
-from fissile.layers import resize
 from fissile.layers.mlp import MLP
 from fissile.packed import files as packs
 from fissile.packed.convert import finish
 from fissile.packed.layers import Packed
 
-__all__ = ["load", "save"]
+__all__ = ["described", "load", "save"]
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -43,6 +42,14 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     >>> save(expand(model, 2), "wide.safetensors")
     """
     needs("safetensors", "files")
+    write(*described(model), Path(path))
+
+
+def described(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return a model's tensors and its recipe, as a file holds them.
+
+    >>> tensors, recipe = described(expand(model, 2))
+    """
     tensors = {}
     for key, value in model.state_dict().items():
         if not isinstance(value, Tensor):
@@ -57,7 +64,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         for name, entry in packed.items():
             recipe["layers"][name] |= entry
         recipe["crc32"] = packs.checksum(tensors)
-    write(tensors, recipe, Path(path))
+    return tensors, recipe
 
 
 def load(
@@ -82,25 +89,20 @@ def load(
     tensors, recipe = read(Path(path))
     if model is not None and any(isinstance(module, Packed) for module in model.modules()):
         raise FileError("load() fills a dense or an expanded model, and this one is packed")
-    try:
-        built = _empty_mlp(recipe) if model is None else copy.deepcopy(model)
-        if model is None:
-            _resize_slopes(built, tensors)
+    with naming(path):
+        built = _empty_mlp(recipe, tensors) if model is None else copy.deepcopy(model)
         if packs.is_packed(recipe):
             return _load_packed(built, tensors, recipe, _home(built, device))
         check_sizes(recipe["layers"], tensors)
         rebuild(built, recipe)
-        check_tensors(built, tensors)
+        check_tensors(built.state_dict(), tensors)
         check_patterns(built, tensors)
         built.load_state_dict(tensors, assign=model is None)
         if model is None:
             _try_out(built)
             built.requires_grad_(True).to(device)
-            _freeze(built, recipe.get("frozen", []))
-    except FileError as error:
-        raise FileError(f"{path}: {error}") from None
-    except MISFITS as error:
-        raise FileError(f"{path}: the recipe and the tensors do not fit: {error}") from None
+            for name in names_in(recipe.get("frozen", [])):
+                built.get_parameter(name).requires_grad_(False)
     return built
 
 
@@ -112,17 +114,14 @@ def _load_packed(
 ) -> nn.Module:
     """Fill a dense model with a packed file, in the file's dtypes."""
     packs.verify(tensors, recipe)
-    layers = {name: entry for name, entry in recipe["layers"].items() if "layout" in entry}
     tied = packs.ties_in(model)
-    for name in layers:
+    for name, entry in recipe["layers"].items():
         with suppress(AttributeError):  # rebuild says what is missing
-            model.get_submodule(name).to("meta")
-    rebuild(
-        model,
-        recipe | {"layers": {n: packs.expanded_entry(e) for n, e in recipe["layers"].items()}},
-    )
+            if "layout" in entry:
+                model.get_submodule(name).to("meta")
+    rebuild(model, recipe)
     tensors = packs.from_file(tensors, recipe, model)
-    check_tensors(model, tensors)
+    check_tensors(model.state_dict(), tensors)
     check_patterns(model, tensors)
     model.load_state_dict(tensors, assign=True)
     packs.tie(model, tied)
@@ -144,26 +143,18 @@ def _home(model: nn.Module, device: torch.device | str) -> torch.device | str:
     return device if weight is None or weight.is_meta else weight.device
 
 
-def _empty_mlp(recipe: dict[str, Any]) -> nn.Module:
+def _empty_mlp(recipe: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     if recipe.get("mlp") is None:
         raise FileError("the file does not say how the model is built; give load() the model")
     # On the meta device nothing is allocated, whatever sizes a hostile recipe claims.
-    return MLP.from_recipe(recipe["mlp"], device="meta")
-
-
-def _freeze(model: nn.Module, names: Any) -> None:
-    """Let those parameters not learn that did not."""
-    for name in names_in(names):
-        model.get_parameter(name).requires_grad_(False)
-
-
-def _resize_slopes(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give PReLUs the slopes they have in the file: an MLP's settings do not say how many."""
+    model = MLP.from_recipe(recipe["mlp"], device="meta")
     for name, module in model.named_modules():
         slopes = tensors.get(f"{name}.weight")
         if isinstance(module, nn.PReLU) and slopes is not None and slopes.ndim == 1:
+            # A recipe does not say how many slopes there are.
             module.weight = nn.Parameter(torch.empty_like(slopes, device="meta"))
-            resize(module, len(slopes))
+            module.num_parameters = len(slopes)
+    return model
 
 
 def _try_out(model: nn.Module) -> None:

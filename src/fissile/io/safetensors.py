@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fissile._common.errors import FileError
+from fissile._common.errors import FileError, FissileError
 from fissile._common.files import atomic_write
 from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 from fissile.packed import files as packs
@@ -16,19 +19,19 @@ from fissile.packed.files import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
 
 __all__ = [
-    "MISFITS",
     "VERSION",
     "check_patterns",
     "check_sizes",
     "check_tensors",
     "names_in",
+    "naming",
     "read",
     "write",
 ]
 
 VERSION = 1
 #: Whatever a recipe that fits no model runs into, it becomes one clear error.
-MISFITS = (
+_MISFITS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError,
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
@@ -62,21 +65,29 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, recipe
 
 
-def write(tensors: dict[str, Tensor], recipe: dict[str, Any], path: Path) -> None:
-    """Write a file, of the tensors as they are; one already there is replaced whole or not."""
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn every error that a file's recipe can cause into a `FileError` that names the file."""
+    try:
+        yield
+    except FissileError as error:
+        raise FileError(f"{path}: {error}") from None
+    except _MISFITS as error:
+        raise FileError(f"{path}: the recipe and the tensors do not fit: {error}") from None
+
+
+def write(tensors: dict[str, Tensor], recipe: dict[str, Any], path: Path, **notes: str) -> None:
+    """Write tensors, a recipe and other notes; a file already there is replaced whole or not."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    text = json.dumps(recipe, separators=(",", ":"))
+    text = shortened(sealed(text)) if packs.is_packed(recipe) else text
     with atomic_write(path) as file:
         try:
-            save_file(tensors, file.name, _metadata(recipe))
+            save_file(tensors, file.name, {"fissile": text, **notes})
         except SafetensorError as error:
             raise FileError(f"could not write {path}: {error}") from None
-
-
-def _metadata(recipe: dict[str, Any]) -> dict[str, str]:
-    text = json.dumps(recipe, separators=(",", ":"))
-    return {"fissile": shortened(sealed(text)) if packs.is_packed(recipe) else text}
 
 
 def names_in(names: Any) -> list[str]:
@@ -95,8 +106,8 @@ def check_sizes(layers: dict[str, dict[str, Any]], tensors: dict[str, Tensor]) -
             raise FileError(f"{name}.weight is not what the recipe says")
 
 
-def check_patterns(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Refuse owners, masks and streams that no expansion makes."""
+def check_patterns(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse owners, masks and degrees that no expansion makes."""
     for name, layer in model.named_modules():
         if not isinstance(layer, SparseLayer) or isinstance(layer, Packed):
             continue  # packed layers have been looked at
@@ -104,18 +115,18 @@ def check_patterns(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             if tensors[f"{name}.{key}"].dtype is not buffer.dtype:
                 raise FileError(f"{name}.{key} is no tensor of {buffer.dtype}")
         if isinstance(layer, Partitioned):
-            owner = tensors[f"{name}.owner"]
-            if bool(((owner < REMOVED) | (owner >= layer.alpha)).any()):
-                raise FileError(f"{name}.owner names a child outside 0 .. {layer.alpha - 1}")
+            key, least, most = f"{name}.owner", REMOVED, layer.alpha - 1
         elif isinstance(layer, DropConnectLinear):
-            degree = tensors[f"{name}.degree"]
-            if bool(((degree < 0) | (degree > layer.in_features)).any()):
-                raise FileError(f"{name}.degree does not fit its weight")
+            key, least, most = f"{name}.degree", 0, layer.in_features
+        else:
+            continue
+        values = tensors[key]
+        if not values.is_meta and bool(((values < least) | (values > most)).any()):
+            raise FileError(f"{key} holds numbers outside {least} .. {most}")
 
 
-def check_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Refuse tensors that are not those of the model, by their names and shapes."""
-    expected = model.state_dict()
+def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of other names or shapes than a model's own."""
     if missing := expected.keys() - tensors.keys():
         raise FileError(f"the tensor {min(missing)!r} is missing")
     if foreign := tensors.keys() - expected.keys():

@@ -27,6 +27,7 @@ from fissile.bank.sparse.plan import Plan
 from fissile.bank.step import guess
 from fissile.expansion.budget import nonzeros
 from fissile.expansion.split import Split, resolve_split
+from fissile.layers import SparseLinear
 from fissile.sklearn import files, search, two_phase
 
 __all__ = ["FissileClassifier"]
@@ -174,13 +175,14 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._seed, hold = seeds[0], random.randint(2**31 - 1)
         if search.is_best(self.recipe, self.nonzeros, self.early_stopping):
             return self._fit_best(x, labels, seeds, hold)
-        trained = self._fit_paper(x, labels, seeds, hold)
-        return self._keep(trained, trained.score if self.early_stopping else None)
+        return self._keep(self._fit_paper(x, labels, seeds, hold), [])
 
     def _fit_best(self, x: Array, labels: Array, seeds: list[int], hold: int) -> Self:
         outputs = search.outputs_for(len(self.classes_))
         budget = search.budget_for(self.nonzeros, self.hidden, x.shape[1], outputs)
-        epochs = search.epochs_for(self.warm_up, self.fine_tune)
+        epochs = sum(whole(k, getattr(self, k), least=0) for k in ("warm_up", "fine_tune"))
+        if not epochs:
+            raise FissileError('recipe="best" prunes while it trains; let warm_up + fine_tune be 1')
         check_device(self.device)
         batch = whole("batch", self.batch, least=1)
         steps = epochs * (len(x) // min(batch, len(x)))
@@ -235,20 +237,24 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         x, labels = self._validated(X, y, reset=begins)
         if begins:
             self._begin(classes, x.shape[1])
-        elif classes is not None:
-            _check_same(np.unique(classes), self.classes_)
+        elif classes is not None and not np.array_equal(now := np.unique(classes), self.classes_):
+            raise FissileError(
+                f"classes are now {now.tolist()}, and were {self.classes_.tolist()} in the first "
+                "call of partial_fit; give the same again, or none"
+            )
         passes = len(self.loss_curve_)
         task = self._task(two_phase.to_data(x, _numbered(labels, self.classes_)), self.classes_)
         trainer = two_phase.make(task, int(hash32(self._seed, passes)))
         if not begins:
             assert self._adam is not None
             trainer.put(two_phase.Network(self.model_, self._adam))
-        if passes >= self.warm_up and (begins or not two_phase.is_split(self.model_)):
+        split = not begins and any(isinstance(m, SparseLinear) for m in self.model_.modules())
+        if passes >= self.warm_up and not split:
             trainer.split(self.alpha_, resolve_split(self.split))
-        trained = two_phase.TrainedNetwork(list(self.loss_curve_))
-        trained.add(trainer.train(1))
+        trained = two_phase.TrainedNetwork()
+        trained.train(trainer, 1)
         trained.network = trainer.take()
-        return self._keep(trained, None)
+        return self._keep(trained, self.loss_curve_)
 
     def _begin(self, classes: ArrayLike | None, inputs: int) -> None:
         if classes is None:
@@ -264,6 +270,12 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return x, labels
 
     def _know(self, labels: Array) -> None:
+        """Take the classes down; refuse a single one, and a budget together with a width."""
+        if self.nonzeros is not None and self.hidden is not None:
+            raise FissileError(
+                f"nonzeros={self.nonzeros!r} and hidden={self.hidden!r} both decide the width; "
+                "give one of them"
+            )
         self.classes_ = np.unique(labels)
         if len(self.classes_) < 2:
             raise FissileError(f"y holds one class only, {self.classes_[0]!r}; give at least two")
@@ -289,7 +301,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_device(self.device)
         return two_phase.Task(sizes, data, recipe, weights, self.device)
 
-    def _keep(self, trained: two_phase.TrainedNetwork, scores: list[float] | None) -> Self:
+    def _keep(self, trained: two_phase.TrainedNetwork, earlier: list[float]) -> Self:
         if trained.diverged:
             warnings.warn(
                 "the network diverged and is kept as it was after its last finite epoch; "
@@ -301,8 +313,10 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_.eval()
         self.nonzeros_ = nonzeros(self.model_).all
         self.plan_, self.tried_ = None, []
-        self.loss_curve_, self.validation_scores_ = trained.loss, scores
-        self.n_iter_ = len(trained.loss)
+        self.loss_curve_ = [*earlier, *(epoch.loss for epoch in trained.epochs)]
+        scores = [epoch.score for epoch in trained.epochs]
+        self.validation_scores_ = scores if self.early_stopping else None
+        self.n_iter_ = len(self.loss_curve_)
         return self
 
     # --- prediction
@@ -360,12 +374,3 @@ def _numbered(labels: Array, classes: Array) -> NDArray[np.int64]:
             "name all classes in the first call of partial_fit"
         )
     return np.searchsorted(classes, labels)
-
-
-def _check_same(classes: Array, known: Array) -> None:
-    """Refuse other classes than those of the first call."""
-    if not np.array_equal(classes, known):
-        raise FissileError(
-            f"classes are now {classes.tolist()}, and were {known.tolist()} in the first call of "
-            "partial_fit; give the same again, or none"
-        )

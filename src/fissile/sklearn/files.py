@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -16,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.optim import Adam
 
-import fissile.io.files
 from fissile._common.errors import FileError, needs
-from fissile._common.files import atomic_write
 from fissile.bank.sparse import SparseNet
 from fissile.bank.sparse.plan import Plan, Prune, Saliency
 from fissile.expansion.budget import nonzeros
+from fissile.io import safetensors
+from fissile.io.files import described, load
 from fissile.layers import all_weights
 from fissile.layers.mlp import MLP
 from fissile.sklearn.search import outputs_for
@@ -45,35 +44,46 @@ _Classifier = TypeVar("_Classifier", bound="FissileClassifier")
 def write(classifier: FissileClassifier, path: str | os.PathLike[str]) -> None:
     """Write a fitted classifier; a file already there is replaced whole or not at all."""
     needs("safetensors", "files")
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import save_file
-
-    note = json.dumps(_note(classifier))
-    try:
-        with (
-            atomic_write(path) as new,
-            tempfile.TemporaryDirectory(dir=Path(path).parent) as folder,
-        ):
-            plain = Path(folder, "plain")
-            fissile.io.files.save(classifier.model_, plain)
-            with safe_open(plain, framework="pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                save_file(tensors, new.name, {**file.metadata(), _KEY: note})
-    except SafetensorError as error:
-        raise FileError(f"could not write {path}: {error}") from None
+    tensors, recipe = described(classifier.model_)
+    safetensors.write(tensors, recipe, Path(path), **{_KEY: json.dumps(_note(classifier))})
 
 
 def read(kind: type[_Classifier], path: str | os.PathLike[str]) -> _Classifier:
     """Make a classifier of what a file holds, after checking that it is one."""
-    model = fissile.io.files.load(path, _frame(path))
+    needs("safetensors", "files")
+    shapes, text = _header(path)
     try:
-        classifier = _noted(kind, _read_note(path), model)
+        # As large as the file's own tensors, whatever it claims.
+        frame = (
+            SparseNet.empty(shapes) if {"hidden.weight", "direct.weight"} & set(shapes) else None
+        )
+    except ValueError as error:
+        raise FileError(f"{path}: the network is damaged: {error}") from None
+    model = load(path, frame)
+    if text is None:
+        raise FileError(f"{path}: holds a network but no classifier; read it with fissile.load")
+    try:
+        classifier = _noted(kind, json.loads(text), model)
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise FileError(f"{path}: the classifier's note is damaged: {error}") from None
     classifier.model_ = model.eval()
     classifier._adam = None if classifier.plan_ else Adam(model.parameters())
     classifier.nonzeros_ = nonzeros(model).all
     return classifier
+
+
+def _header(path: str | os.PathLike[str]) -> tuple[dict[str, list[int]], str | None]:
+    """Return the shapes of a file's tensors, and its note; nothing if it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            return shapes, (file.metadata() or {}).get(_KEY)
+    except (OSError, SafetensorError):
+        return {}, None  # load says what is wrong
 
 
 def _note(classifier: FissileClassifier) -> dict[str, Any]:
@@ -102,24 +112,13 @@ def _class_note(classes: NDArray[Any]) -> dict[str, Any]:
     return {"dtype": kind, "values": values}
 
 
-def _read_note(path: str | os.PathLike[str]) -> dict[str, Any]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    if _KEY not in metadata:
-        raise FileError(f"{path}: holds a network but no classifier; read it with fissile.load")
-    note = json.loads(metadata[_KEY])
-    if note["version"] != _VERSION:
-        raise FileError(
-            f"{path}: the classifier is of version {note['version']!r} of the format, this is "
-            f"version {_VERSION}; update fissile"
-        )
-    return dict(note)
-
-
 def _noted(kind: type[_Classifier], note: dict[str, Any], model: Any) -> _Classifier:
     """Build the estimator around a network it must fit."""
+    if note["version"] != _VERSION:
+        raise FileError(
+            f"the classifier is of version {note['version']!r} of the format, this is version "
+            f"{_VERSION}; update fissile"
+        )
     classifier = kind(**note["parameters"])
     classes = _classes(note["classes"])
     inputs, hidden, outputs, alpha = _sizes(model)
@@ -156,23 +155,6 @@ def _sizes(model: Any) -> tuple[int, int, int, int]:
 
 
 # --- the recommended recipe's
-
-
-def _frame(path: str | os.PathLike[str]) -> SparseNet | None:
-    """Make what a file's tensors fit in; None if they are an MLP's, which a file describes."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            if not {"hidden.weight", "direct.weight"} & set(names):
-                return None
-            # As large as the file's own tensors, whatever it claims.
-            return SparseNet.empty({name: file.get_slice(name).get_shape() for name in names})
-    except (OSError, SafetensorError):
-        return None  # whoever reads it next says what is wrong
-    except ValueError as error:
-        raise FileError(f"{path}: the network is damaged: {error}") from None
 
 
 def _best_note(classifier: FissileClassifier, plan: Plan) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fissile._common.errors import FissileError, whole
 from fissile._common.shapes import Float, Int
@@ -23,12 +22,12 @@ from fissile.bank.sparse import SparseNet, module_of
 from fissile.bank.sparse.plan import Plan
 from fissile.bank.sparse.plan import recommended_plans as recommended
 from fissile.bank.sparse.train import train
-from fissile.bank.step import guess
+from fissile.bank.step import guess, network_losses
 from fissile.data.sets import Labelled, chunks
 
 __all__ = [
-    "PlanSearch", "SearchResult", "Tried", "budget_for", "can_hold_out", "check_one", "dense_size",
-    "epochs_for", "held_out", "is_best", "logits", "losses", "outputs_for", "plans_for", "scale_of",
+    "PlanSearch", "SearchResult", "Tried", "budget_for", "can_hold_out", "dense_size",
+    "held_out", "is_best", "logits", "losses", "outputs_for", "plans_for", "scale_of",
 ]  # fmt: skip
 
 Array = NDArray[Any]
@@ -76,21 +75,12 @@ def dense_size(inputs: int, hidden: int, outputs: int) -> int:
     return hidden * (inputs + 1) + outputs * (hidden + 1)
 
 
-def check_one(nonzeros: int | None, hidden: int | None) -> None:
-    """Refuse a budget together with a width."""
-    if nonzeros is not None and hidden is not None:
-        raise FissileError(
-            f"nonzeros={nonzeros!r} and hidden={hidden!r} both decide the width; give one of them"
-        )
-
-
 def budget_for(nonzeros: int | None, hidden: int | None, inputs: int, outputs: int) -> int:
     """Return the budget: as given, or what a dense network of that width takes.
 
     >>> budget_for(None, 25, inputs=64, outputs=10)
     1885
     """
-    check_one(nonzeros, hidden)
     if hidden is not None:
         return dense_size(inputs, whole("hidden", hidden, least=1), outputs)
     if nonzeros is None:
@@ -112,14 +102,6 @@ def plans_for(budget: int, inputs: int, outputs: int, tries: int, steps: int) ->
     if whole("tries", tries, least=1) > len(plans):
         raise FissileError(f"tries={tries} is more than there are plans; give 1 to {len(plans)}")
     return plans[:tries]
-
-
-def epochs_for(warm_up: int, fine_tune: int) -> int:
-    """Return the epochs of a network that has no phases."""
-    epochs = whole("warm_up", warm_up, least=0) + whole("fine_tune", fine_tune, least=0)
-    if not epochs:
-        raise FissileError('recipe="best" prunes while it trains; let warm_up + fine_tune be 1')
-    return epochs
 
 
 def scale_of(x: Array) -> float:
@@ -199,7 +181,8 @@ class PlanSearch:
             tried = self._tried(scaled, y, seeds[0], hold)
         plan = max(tried, key=lambda pair: pair[1])[0] if tried else self.plans[0]
         modules = self._trained([plan], seeds, scaled, y, scale)
-        ends = [self._loss(module, x, y) for module in modules]
+        labels = torch.tensor(y)
+        ends = [self._mean(losses(logits(m, x), labels).numpy(), y) for m in modules]
         best = ends.index(min(ends))
         return SearchResult(modules[best], plan, tried, ends[best])
 
@@ -207,7 +190,8 @@ class PlanSearch:
         parts = held_out(x, y, self.share, hold)
         modules = self._trained(self.plans, [seed], parts.x, parts.y)
         scores = [self._score(module, parts.x_test, parts.y_test) for module in modules]
-        self._print("held-out accuracies: " + ", ".join(f"{score:.4f}" for score in scores))
+        if self.verbose:
+            print("held-out accuracies:", ", ".join(f"{score:.4f}" for score in scores))
         return list(zip(self.plans, scores, strict=True))
 
     def _trained(
@@ -215,11 +199,15 @@ class PlanSearch:
     ) -> list[SparseNet]:
         """Train every plan from every seed side by side; the networks of a seed come together."""
         what = f"plan {self.plans.index(plans[0]) + 1}" if len(plans) == 1 else "all plans"
+
+        def show(epoch: int) -> None:
+            if self.verbose:
+                print(f"{what}, epoch {epoch} of {self.epochs}")
+
         stacks = train(
             plans, seeds, torch.from_numpy(x), torch.from_numpy(y),
             outputs=self.outputs, epochs=self.epochs, batch=self.batch, device=self.device,
-            weights=self._sample_weights(y),
-            on_epoch=lambda epoch: self._print(f"{what}, epoch {epoch} of {self.epochs}"),
+            weights=self._sample_weights(y), on_epoch=show,
         )  # fmt: skip
         modules: dict[tuple[int, int], SparseNet] = {}
         for stack, places in stacks:
@@ -227,10 +215,6 @@ class PlanSearch:
                 key = index // len(places), places[index % len(places)]
                 modules[key] = module_of(stack, index, scale)
         return [modules[key] for key in sorted(modules)]
-
-    def _print(self, text: str) -> None:
-        if self.verbose:
-            print(text)
 
     def _sample_weights(self, y: Array) -> torch.Tensor | None:
         """Return how much every sample counts, 1 on average."""
@@ -247,9 +231,6 @@ class PlanSearch:
 
     def _score(self, module: nn.Module, x: Array, y: Array) -> float:
         return self._mean(guess(logits(module, x)).numpy() == y, y)
-
-    def _loss(self, module: nn.Module, x: Array, y: Array) -> float:
-        return self._mean(losses(logits(module, x), torch.tensor(y)).numpy(), y)
 
     def _mean(self, each: Array, y: Array) -> float:
         weights = None if self.weights is None else self.weights[y]
@@ -271,8 +252,4 @@ def losses(
     logits: Float[Tensor, "batch outputs"], y: Int[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
     """Return the cross-entropy of every sample; one output separates two classes."""
-    if logits.shape[-1] == 1:
-        return functional.binary_cross_entropy_with_logits(
-            logits.squeeze(-1), y.to(logits.dtype), reduction="none"
-        )
-    return functional.cross_entropy(logits, y, reduction="none")
+    return network_losses(logits.unsqueeze(1), y.unsqueeze(1))

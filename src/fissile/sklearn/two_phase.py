@@ -25,11 +25,10 @@ from fissile.bank.loop import Recipe, batches, penalty
 from fissile.bank.step import guess
 from fissile.expansion.expand import expand
 from fissile.expansion.split import Split
-from fissile.layers import SparseLinear
-from fissile.sklearn.search import check_one, dense_size, held_out, losses
+from fissile.sklearn.search import dense_size, held_out, losses
 
 __all__ = [
-    "Curves", "Network", "Task", "TrainedNetwork", "Trainer", "TwoPhase", "is_split", "make",
+    "Epoch", "Network", "Task", "TrainedNetwork", "Trainer", "TwoPhase", "make",
     "to_data", "width",
 ]  # fmt: skip
 
@@ -46,7 +45,6 @@ def width(nonzeros: int | None, hidden: int | None, inputs: int, outputs: int) -
     >>> width(20_000, None, inputs=512, outputs=100)
     32
     """
-    check_one(nonzeros, hidden)
     if nonzeros is None:
         return _DEFAULT if hidden is None else whole("hidden", hidden, least=1)
     budget = whole("nonzeros", nonzeros, least=1)
@@ -82,11 +80,11 @@ class Network(NamedTuple):
     adam: Adam
 
 
-class Curves(NamedTuple):
-    """The loss of the training set and the accuracy of the test set after every epoch."""
+class Epoch(NamedTuple):
+    """The loss of the training set and the accuracy of the test set after an epoch."""
 
-    loss: list[float]
-    score: list[float]
+    loss: float
+    score: float
 
 
 class Task(NamedTuple):
@@ -113,11 +111,6 @@ def make(task: Task, seed: int) -> Trainer:
     return WeightedTrainer(task, task.weights, seed, plain.take())
 
 
-def is_split(module: nn.Module) -> bool:
-    """Return whether a network's neurons have been split."""
-    return any(isinstance(layer, SparseLinear) for layer in module.modules())
-
-
 class BankTrainer:
     """A bank of one network: on a processor a compiled kernel trains it."""
 
@@ -127,12 +120,13 @@ class BankTrainer:
             self._bank = Bank([spec], device=task.device)
         self._epoch = 0
 
-    def train(self, epochs: int) -> Curves:
-        """Train for some epochs; a network that diverges is frozen, and its curves are NaN."""
+    def train(self, epochs: int) -> list[Epoch]:
+        """Train for some epochs; return those before the network diverged, if it did."""
         self._epoch += epochs
         self._bank.train(until=self._epoch)
-        curves = self._bank.loss, self._bank.accuracy
-        return Curves(*(curve[0, -epochs:].tolist() for curve in curves))
+        losses, scores = (c[0, -epochs:].tolist() for c in (self._bank.loss, self._bank.accuracy))
+        finished = map(Epoch, losses, scores)
+        return [epoch for epoch in finished if math.isfinite(epoch.loss)]
 
     def split(self, alpha: int, split: Split) -> None:
         """Split every neuron; the number of non-zero parameters stays, biases counted."""
@@ -160,19 +154,18 @@ class WeightedTrainer:
         self._alive = True
         self._module, self._adam = _copied(network, device)
 
-    def train(self, epochs: int) -> Curves:
-        curves = Curves([], [])
-        for _ in range(epochs):
-            if self._alive:
-                kept, loss = self.take(), self._pass()
-                finite = [bool(p.isfinite().all()) for p in self._module.parameters()]
-                self._alive = math.isfinite(loss) and all(finite)
-                if not self._alive:
-                    self.put(kept)
+    def train(self, epochs: int) -> list[Epoch]:
+        finished: list[Epoch] = []
+        while self._alive and len(finished) < epochs:
+            kept, loss = self.take(), self._pass()
+            finite = [bool(p.isfinite().all()) for p in self._module.parameters()]
+            self._alive = math.isfinite(loss) and all(finite)
             self._epoch += 1
-            curves.loss.append(loss if self._alive else math.nan)
-            curves.score.append(self._score() if self._alive else math.nan)
-        return curves
+            if self._alive:
+                finished.append(Epoch(loss, self._score()))
+            else:
+                self.put(kept)
+        return finished
 
     def _pass(self) -> float:
         """Train one epoch and return the mean loss of its samples, without penalties."""
@@ -228,20 +221,19 @@ def _copied(network: Network, device: str) -> Network:
 
 @dataclass
 class TrainedNetwork:
-    """A network and its curves; of several, the one of the highest quality is kept."""
+    """A network and its epochs; of several, the one of the highest quality is kept."""
 
-    loss: list[float] = field(default_factory=list)
-    score: list[float] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)
     quality: float = -math.inf
     diverged: bool = False
     network: Network = None  # type: ignore[assignment]  # there at the end
 
-    def add(self, curves: Curves) -> None:
-        """Add the epochs that a network has finished; a diverged one has finished none."""
-        finished = [pair for pair in zip(*curves, strict=True) if math.isfinite(pair[0])]
-        self.diverged |= len(finished) < len(curves.loss)
-        self.loss += [loss for loss, _ in finished]
-        self.score += [score for _, score in finished]
+    def train(self, trainer: Trainer, epochs: int) -> list[Epoch]:
+        """Train some epochs more, and return them; a diverged network finishes fewer."""
+        new = trainer.train(epochs)
+        self.diverged |= len(new) < epochs
+        self.epochs += new
+        return new
 
 
 @dataclass(frozen=True)
@@ -280,23 +272,20 @@ class TwoPhase:
         step = epochs if self.patience is None and not self.verbose else 1
         best, kept, since = -math.inf, None, 0
         for epoch in range(0, epochs, max(1, step)):
-            curves = trainer.train(step)
-            trained.add(curves)
-            if self.verbose:
-                self._print(f"{name} epoch {epoch + 1}", curves)
+            new = trained.train(trainer, step)
+            score = new[-1].score if new else math.nan
+            if self.verbose and new:
+                held = "" if self.patience is None else f", held-out accuracy {score:.4f}"
+                with _alone:
+                    print(f"{name} epoch {epoch + 1}: loss {new[-1].loss:.4f}{held}")
             if self.patience is None:
                 continue
-            if curves.score[-1] > best:
-                best, kept, since = curves.score[-1], trainer.take(), 0
+            if score > best:
+                best, kept, since = score, trainer.take(), 0
             elif (since := since + 1) >= self.patience:
                 break
         if kept is not None:
             trainer.put(kept)
             trained.quality = best
-        elif trained.loss:
-            trained.quality = -trained.loss[-1]
-
-    def _print(self, epoch: str, curves: Curves) -> None:
-        score = "" if self.patience is None else f", held-out accuracy {curves.score[-1]:.4f}"
-        with _alone:
-            print(f"{epoch}: loss {curves.loss[-1]:.4f}{score}")
+        elif trained.epochs:
+            trained.quality = -trained.epochs[-1].loss

@@ -1,8 +1,7 @@
-"""The progress bar, with rich and without, and durations as text."""
+"""The progress bar, and durations as text."""
 
 import pytest
 
-from fissile._common import progress
 from fissile._common.progress import ProgressBar, duration
 
 
@@ -29,16 +28,3 @@ def test_a_bar_that_never_starts_shows_nothing(capsys):
     with pytest.raises(ValueError, match="at once"), ProgressBar("encoding", "images"):
         raise ValueError("at once")
     assert capsys.readouterr().err == ""
-
-
-def test_without_rich_a_plain_line_has_the_time_left_by_the_work(capsys, monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(progress, "find_spec", lambda name: None)
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    with ProgressBar("training", "trials") as bar:
-        bar.start(10, work=100.0)
-        now = 5.0
-        bar.advance(1, work=10.0)  # too early for a line
-        now = 20.0
-        bar.refresh(ahead=10.0)
-    assert capsys.readouterr().err == "training: 1 of 10 trials, 80 s left\n"

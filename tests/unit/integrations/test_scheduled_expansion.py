@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fissile
-from fissile.integrations.scheduled_expansion import describe
+from fissile.integrations.scheduled_expansion import ScheduledExpansion, describe
 from fissile.layers import (
     MaskedConv2d,
     MaskedLinear,
@@ -128,3 +128,20 @@ def test_the_order_in_which_layers_are_registered_does_not_matter(model, split):
 def test_layers_of_which_the_pairs_are_not_known_are_not_guessed_at():
     found = describe(nn.Sequential(partitioned([0, 1, 1]), masked([1, 1])))
     assert found == {"nonzeros": 5, "density/0": 0.5, "density/1": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "either epoch= or step="),
+        ({"epoch": 1, "step": 2}, "either epoch= or step="),
+        ({"epoch": -1}, "epoch=-1"),
+        ({"step": 1.5}, "step=1.5"),
+        ({"alpha": 0, "step": 1}, "alpha=0"),
+        ({"step": 1, "budget": "some"}, "unknown budget"),
+        ({"step": 1, "split": "no such split"}, "no such split"),
+    ],
+)
+def test_settings_that_cannot_be_meant(settings, message):
+    with pytest.raises(fissile.FissileError, match=message):
+        ScheduledExpansion(**{"alpha": 2} | settings)

@@ -410,7 +410,7 @@ def test_models_that_are_packed_in_part(tmp_path):
     tensors, recipe = parts(tmp_path / "m")
     tensors["1.layers.0.owner"].fill_(2)
     write(tmp_path / "m", tensors, recipe)
-    with pytest.raises(FileError, match=r"1.layers.0.owner names a child outside 0 .. 1"):
+    with pytest.raises(FileError, match=r"1.layers.0.owner holds numbers outside -1 .. 1"):
         load(tmp_path / "m", dense)
 
 
