@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 
 from fissile._common.errors import FileError, needs
+from fissile._common.files import atomic_write
 from fissile.data.arrays import KEYS, About, read_folder, read_npz, write_folder, write_npz
-from fissile.data.disk import reading, replacing, replacing_folder
+from fissile.data.disk import reading, replacing_folder
 from fissile.data.sets import Labelled
 from fissile.data.tables import read_tables
 from fissile.data.tensors import read_tensors, write_tensors
@@ -61,11 +62,11 @@ def write_features(path: str | os.PathLike[str], data: Labelled) -> None:
     arrays = dict(zip(KEYS, (data.x, data.y, data.x_test, data.y_test), strict=True))
     about = About.parsed(data.encoder, data.names)  # what could not be read is not written
     if path.suffix == ".npz":
-        with replacing(path) as beside:
-            write_npz(beside, arrays, about)
+        with atomic_write(path) as beside:
+            write_npz(Path(beside.name), arrays, about)
     elif path.suffix == ".safetensors":
-        with replacing(path) as beside:
-            write_tensors(beside, arrays, about)
+        with atomic_write(path) as beside:
+            write_tensors(Path(beside.name), arrays, about)
     elif not path.suffix:
         with replacing_folder(path, _OURS) as beside:
             write_folder(beside, arrays, about)

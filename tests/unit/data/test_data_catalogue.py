@@ -287,7 +287,7 @@ def test_half_a_download_is_not_the_set(tmp_path):
 
 
 def test_the_advice_names_encoders_that_there_are():
-    from fissile.data.embed.families import FAMILIES
+    from fissile.data.embed.encoders import FAMILIES
 
     specs = [
         spec for entry in ENTRIES.values() for spec in re.findall(r"--encoder (\S+)", entry.get)

@@ -27,8 +27,8 @@ from pyarrow import parquet
 from fissile import FileError
 from fissile.data import catalogue, cifar, read_features, tables, write_features
 from fissile.data.cifar import read_cifar
-from fissile.data.disk import _settle, printable, reading
-from fissile.data.folder import ImageFolder, decode
+from fissile.data.disk import printable, reading, replacing_folder
+from fissile.data.embed.sources import decode, of_folder
 from fissile.data.idx import read_idx
 
 DATA = images()
@@ -177,10 +177,10 @@ def test_files_are_flushed_through_a_handle_that_may_write(tmp_path, monkeypatch
     monkeypatch.setattr(
         os, "fsync", lambda handle: modes.append(fcntl.fcntl(handle, fcntl.F_GETFL))
     )
-    (tmp_path / "a").write_bytes(b"kept")
-    _settle(tmp_path / "a")
+    with replacing_folder(tmp_path / "new", frozenset()) as beside:
+        (beside / "a").write_bytes(b"kept")
     assert [mode & os.O_ACCMODE for mode in modes] == [os.O_RDWR]
-    assert (tmp_path / "a").read_bytes() == b"kept"
+    assert (tmp_path / "new" / "a").read_bytes() == b"kept"
 
 
 CLEAR = "\x1b[2J\x1b]0;owned\x07\u202e"
@@ -222,7 +222,7 @@ def test_classes_of_a_folder_are_printable(tmp_path):
         (tmp_path / split / name).mkdir(parents=True)
         Image.new("RGB", (2, 2)).save(tmp_path / split / name / "a.png")
     with pytest.raises(FileError, match="no plain text; rename its folder"):
-        ImageFolder.open(tmp_path)
+        of_folder(tmp_path)
 
 
 def test_names_in_a_pickle_or_beside_tables_are_texts(tmp_path):
