@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +14,12 @@ from numpy.typing import NDArray
 
 from fissile._common.errors import FissileError
 from fissile.data.catalogue import Found, find, load, load_texts
+from fissile.data.download import checksum
 from fissile.data.entries import Entry, Remote
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
 
-__all__ = ["Report", "check", "checksum"]
+__all__ = ["Report", "check"]
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,6 @@ def check(name: str, data: Path | None = None) -> Report:
     except (FissileError, OSError) as error:
         problems.append(str(error))
     return Report(name, found.path, files, tuple(facts), tuple(problems))
-
-
-def checksum(path: Path, kind: str = "md5") -> str:
-    """The checksum of a file, read piece by piece.
-
-    >>> checksum(Path("train-labels-idx1-ubyte.gz"))
-    '25c81989df183df01b3e8a0aad5dffbe'
-    """
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest()
 
 
 def _files(found: Found) -> tuple[tuple[Path, int], ...]:
