@@ -90,13 +90,14 @@ def _fetch(url: str, part: Path, note: Path, progress: _Progress, resume: bool =
     earlier = _noted(note, url) if resume else None
     start = part.stat().st_size if earlier and part.is_file() else 0
     if earlier and start and start == earlier["size"]:
-        return None
+        return
     try:
         answer = _OPENER.open(_request(url, start, earlier), timeout=_PATIENCE)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and start:  # the file ends before the part does
-            return _fetch(url, part, note, progress, resume=False)
+            _fetch(url, part, note, progress, resume=False)
+            return
         raise
     with answer:
         version = _version(url, answer)
@@ -107,7 +108,8 @@ def _fetch(url: str, part: Path, note: Path, progress: _Progress, resume: bool =
                 raise FileError(
                     f"{url}: the server sends a part when asked for the whole; get it by hand"
                 )
-            return _fetch(url, part, note, progress, resume=False)
+            _fetch(url, part, note, progress, resume=False)
+            return
         size = version["size"]
         if (size or 0) > _MOST:
             raise FileError(f"{url} has {size:,} bytes, more than {_MOST:,}; refused")
@@ -120,7 +122,6 @@ def _fetch(url: str, part: Path, note: Path, progress: _Progress, resume: bool =
         raise FileError(
             f"{part} has {actual:,} bytes, not {done:,}: another program writes to it; try again"
         )
-    return None
 
 
 def _copy(answer: Any, part: Path, done: int, size: int | None, progress: _Progress) -> int:

@@ -7,9 +7,10 @@ PosixPath('my-data')
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from fissile._common.errors import needs
 
 __all__ = ["SYSTEM", "Layout", "cache", "places"]
 
@@ -28,7 +29,7 @@ class Layout:
     inside: tuple[str, ...] = ()  # patterns; one that ends in [.gz] is of files packed or not
 
     def find(self, place: Path) -> Path | None:
-        """Its path if it is in that place; nothing is opened."""
+        """Return its path if it is in that place; nothing is opened."""
         path = place / self.path
         try:
             there = all(map(any, self._matches(path))) if self.inside else path.is_file()
@@ -37,45 +38,37 @@ class Layout:
         return path if there else None
 
     def within(self, path: Path) -> list[Path]:
-        """The files of its folder, where it was found."""
+        """Return the files of its folder, where it was found."""
         return [file for files in self._matches(path) for file in files]
 
     def _matches(self, path: Path) -> list[list[Path]]:
-        """What matches each pattern."""
-        return [[file for way in _ways(p) for file in path.glob(way)] for p in self.inside]
+        """Return the files that match each pattern."""
+        patterns = [(p.removesuffix("[.gz]"), p.replace("[.gz]", ".gz")) for p in self.inside]
+        return [[f for name in dict.fromkeys(p) for f in path.glob(name)] for p in patterns]
 
     def __str__(self) -> str:
         return f"{self.path}/{{{', '.join(self.inside)}}}" if self.inside else self.path
 
 
-def _ways(pattern: str) -> list[str]:
-    name = pattern.removesuffix("[.gz]")
-    return [name] if name == pattern else [name, f"{name}.gz"]
-
-
 def places(data: Path | None = None) -> list[Path]:
-    """The folders to look in, first to last: the one given, ``FISSILE_DATA``, cache, system.
+    """Return the folders to look in: the one given, ``FISSILE_DATA``, cache, system.
 
     >>> os.environ["FISSILE_DATA"] = "/mnt/data"
     >>> places()
     [PosixPath('/mnt/data'), PosixPath('/home/me/.cache/fissile/data'), ...]
     """
     named = [Path(part) for part in os.environ.get("FISSILE_DATA", "").split(os.pathsep) if part]
-    found = [*([] if data is None else [Path(data)]), *named, cache(), SYSTEM]
-    return list(dict.fromkeys(found))
+    given = [] if data is None else [Path(data)]
+    return list(dict.fromkeys([*given, *named, cache(), SYSTEM]))
 
 
 def cache() -> Path:
-    """The folder that downloads go to, where this platform keeps such things.
+    """Return the folder that downloads go to, where this platform keeps such things.
 
     >>> cache()
     PosixPath('/home/me/.cache/fissile/data')
     """
-    home = Path.home()
-    if sys.platform == "win32":
-        root = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        root = home / "Library" / "Caches"
-    else:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    return root / "fissile" / "data"
+    needs("platformdirs", "data")
+    from platformdirs import user_cache_path
+
+    return user_cache_path("fissile", appauthor=False, opinion=False) / "data"
