@@ -110,10 +110,10 @@ def _packed(path: Path) -> dict[str, bytes]:
             folder, _, part = member.name.removeprefix("./").partition("/")
             if folder != "cifar-100-python" or part not in _PARTS:
                 continue
-            file = archive.extractfile(member)
-            if file is None or part in parts:
+            data = archive.extractfile(member)
+            if data is None or part in parts:
                 raise FileError(f"{part} is no file or there twice, refused; get the original")
-            parts[part] = file.read()
+            parts[part] = data.read()
     if missing := [part for part in _PARTS if part not in parts]:
         raise FileError(f"it holds no cifar-100-python/{missing[0]}; get the original")
     return parts

@@ -70,7 +70,8 @@ def read_features(path: str | os.PathLike[str]) -> Labelled:
             raise FileError(f"it is no features file; give {_FORMATS}")
         encoder, names = about.get("encoder", ""), about.get("names", ())
         _check_about(encoder, names)
-        return Labelled(*(arrays[key] for key in _KEYS), tuple(names), encoder)
+        x, y, x_test, y_test = (arrays[key] for key in _KEYS)
+        return Labelled(x, y, x_test, y_test, tuple(names), encoder)
 
 
 def write_features(path: str | os.PathLike[str], data: Labelled) -> None:
@@ -261,7 +262,7 @@ def _read_safetensors(path: Path) -> tuple[_Arrays, _About]:
     if set(header) != set(_KEYS):
         raise FileError(f"it must hold {', '.join(_KEYS)}, not {', '.join(sorted(header)[:8])}")
     about["names"] = json.loads(about.get("names", "[]"))
-    arrays = {}
+    arrays: _Arrays = {}
     for key, entry in header.items():
         if entry["dtype"] not in _DTYPES:
             raise FileError(f"{key} holds {entry['dtype']!r}; save it as F16 or F32")
