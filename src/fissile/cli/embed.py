@@ -13,9 +13,9 @@ import typer
 
 from fissile._common.errors import check_device
 from fissile._common.progress import ProgressBar
+from fissile.data.catalogue import places
 from fissile.data.embed.encoders import EXAMPLES
 from fissile.data.embed.run import DTYPES, stem
-from fissile.data.places import places
 
 __all__ = ["EPILOG", "HELP", "embed"]
 

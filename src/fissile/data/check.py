@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fissile._common.errors import FissileError
-from fissile.data.catalogue import find, load, load_texts
+from fissile.data.catalogue import Found, find, load, load_texts
 from fissile.data.download import checksum
 from fissile.data.entries import Entry
 from fissile.data.sets import Labelled
@@ -47,29 +47,25 @@ def check(name: str, data: Path | None = None) -> Report:
         return Report(name, None, problems=(f"{name} is not here; see: fissile data show {name}",))
     facts: list[str] = []
     problems: list[str] = []
-    paths: list[Path] = []
-    if found.path is not None:
-        layouts = found.entry.files
-        inside = sorted({path for layout in layouts for path in layout.within(found.path)})
-        paths = [found.path] if found.path.is_file() else inside
+    files: tuple[tuple[Path, int], ...] = ()
     try:
-        _check_sums(found.entry, paths, facts, problems)
+        files = tuple((path, path.stat().st_size) for path in found.files())
+        _check_sums(found, facts, problems)
         read = load_texts if found.entry.read_texts is not None else load
         _check_contents(found.entry, read(name, data), facts, problems)
     except (FissileError, OSError) as error:
         problems.append(str(error))
-    files = tuple((path, path.stat().st_size) for path in paths)
     return Report(name, found.path, files, tuple(facts), tuple(problems))
 
 
-def _check_sums(known: Entry, paths: list[Path], facts: list[str], problems: list[str]) -> None:
-    published = {Path(remote.to).name: remote.md5 for remote in known.urls if remote.md5}
-    for path in paths:
+def _check_sums(found: Found, facts: list[str], problems: list[str]) -> None:
+    published = {Path(remote.to).name: remote.md5 for remote in found.entry.urls if remote.md5}
+    for path in found.files():
         if (md5 := published.get(path.name)) is None:
             continue
         if checksum(path) == md5:
             facts.append(f"{path.name} has the md5 its source publishes")
-        elif known.fingerprint:  # packed anew, as Debian does; the contents decide
+        elif found.entry.fingerprint:  # packed anew, as Debian does; the contents decide
             facts.append(f"{path.name} is packed anew, its md5 is not the source's")
         else:
             problems.append(f"{path}: its md5 is not {md5}; delete it and get it again")
