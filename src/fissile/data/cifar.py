@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
+import pickle
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,6 @@ from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError, needs
 from fissile.data.disk import PACKED, reading
-from fissile.data.safe_pickle import read_pickle
 from fissile.data.sets import Labelled
 from fissile.data.tables import rows, total
 
@@ -43,10 +44,14 @@ COARSE = (
 )  # fmt: skip
 
 _PARTS = ("train", "test", "meta")
+#: The md5 of each part, as published with torchvision.
+_ORIGINALS = frozenset({
+    "16019d7e3df5f24257cddd939b257f8d", "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "7973b15100ade9c7d40fb424638fde48",
+})  # fmt: skip
 _MOST = 2**28  # bytes of all parts; they have 186 million
 _MEMBERS = 1000  # of the archive; a header costs its sender next to nothing, and us time
 _ROWS = 70_000  # of both splits; they have 60,000
-_NAMES = 1000
 _BATCH = 64  # a few images at a time: in a table, a thousand can be one, repeated
 _ENCODED = 2**16  # bytes of an image file; a PNG of 32 x 32 has 3,200 at most, and some chunks
 _COLUMNS = {False: "fine_label", True: "coarse_label"}
@@ -119,45 +124,41 @@ def _packed(path: Path) -> dict[str, bytes]:
     return parts
 
 
+class _Unpickler(pickle.Unpickler):
+    """Python's unpickler, for arrays and plain data alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return one of the three names that numpy writes, and refuse all others."""
+        known = {
+            "numpy.core.multiarray _reconstruct": np.empty(0).__reduce__()[0],
+            "numpy ndarray": np.ndarray,
+            "numpy dtype": np.dtype,
+        }
+        if (function := known.get(f"{module} {name}")) is None:
+            raise FileError(f"it contains code ({module} {name}), refused; get the original")
+        return function
+
+
 def _from_pickles(parts: dict[str, bytes], column: str) -> Labelled:
-    tables: dict[str, dict[str, Any]] = {}
+    """Read the three parts; a pickle is opened only if it is the authors', to the last bit."""
+    tables: dict[str, Any] = {}
     for part in _PARTS:
-        table = read_pickle(parts.pop(part))
-        if not isinstance(table, dict):
-            raise FileError(f"{part} holds no table; get the original")
-        tables[part] = {_plain(key): value for key, value in table.items()}
-    (x, y), (x_test, y_test) = (
-        (_images(tables[part].get("data")), _labels(tables[part].get(f"{column}s")))
-        for part in ("train", "test")
-    )
-    names = tables["meta"].get(f"{column}_names", [])
-    if not isinstance(names, list) or len(names) > _NAMES:
-        raise FileError("its names are no list of texts; get the original")
-    return Labelled(x, y, x_test, y_test, tuple(map(_plain, names)))
+        if hashlib.md5(parts[part]).hexdigest() not in _ORIGINALS:
+            raise FileError(f"{part} is not the original, refused; get it from its home page")
+        # Python 2 wrote text of unknown encoding, which is read as bytes.
+        tables[part] = _Unpickler(io.BytesIO(parts.pop(part)), encoding="bytes").load()
+    train, test, meta = (tables[part] for part in _PARTS)
+    labels, names = f"{column}s".encode(), f"{column}_names".encode()
+    return Labelled(
+        _images(train[b"data"]), np.array(train[labels]),
+        _images(test[b"data"]), np.array(test[labels]),
+        tuple(name.decode() for name in meta[names]),
+    )  # fmt: skip
 
 
-def _plain(text: Any) -> str:
-    # Nothing else has a text: a list that holds itself many times over would fill the memory.
-    if not isinstance(text, str | bytes) or len(text) > 1000:
-        raise FileError("it holds a name that is no short text; get the original")
-    return text.decode() if isinstance(text, bytes) else str(text)
-
-
-def _images(data: Any) -> NDArray[np.uint8]:
+def _images(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return rows of three planes as images with the colours last."""
-    good = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3072,)
-    if not good:
-        raise FileError("its images are not rows of 3,072 bytes; get the original")
-    planes: NDArray[np.uint8] = data.reshape(-1, 3, 32, 32)
-    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-
-
-def _labels(labels: Any) -> NDArray[np.int64]:
-    array = isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1
-    listed = isinstance(labels, list) and all(type(label) is int for label in labels)
-    if not (array or listed) or len(labels) > _ROWS:
-        raise FileError("its labels are no list of whole numbers; get the original")
-    return np.array(labels, dtype=np.int64)
+    return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
 def _from_tables(path: Path, column: str) -> Labelled:
@@ -184,7 +185,9 @@ def _table(
         labels += batch.column(1).to_pylist()
     if not labels or len(labels) != count:
         raise FileError(f"it holds no images in {part}-*.parquet, or too few; get it again")
-    return images, _labels(labels)
+    if not all(type(label) is int for label in labels):
+        raise FileError("its labels are no list of whole numbers; get it again")
+    return images, np.array(labels, dtype=np.int64)
 
 
 def _image_files(column: Any) -> list[Any]:
@@ -224,4 +227,6 @@ def _names(path: Path, column: str) -> tuple[str, ...]:
     names = table.get(column) if isinstance(table, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise FileError(f"names.json has no list {column}; get it again")
-    return tuple(map(_plain, names))
+    if any(len(name) > 1000 for name in names):
+        raise FileError("names.json holds a name that is no short text; get it again")
+    return tuple(names)

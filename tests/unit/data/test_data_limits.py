@@ -11,9 +11,6 @@ import numpy as np
 import pyarrow
 import pytest
 from labelled import (
-    CIFAR,
-    cifar_folder,
-    cifar_parts,
     cifar_tables,
     encoded,
     feature_table,
@@ -32,7 +29,6 @@ from fissile.data.embed.sources import decode, of_folder
 from fissile.data.idx import read_idx
 
 DATA = images()
-PARTS = cifar_parts(DATA)
 
 
 def test_an_idx_file_is_held_once_and_has_a_limit(tmp_path):
@@ -97,12 +93,6 @@ def test_a_large_image_that_many_rows_share_is_not_repeated(tmp_path):
     assert batch.nbytes < 2**21
     with pytest.raises(FileError, match="a row holds no image, or a large one"):
         read_cifar(tmp_path)
-
-
-def test_labels_beyond_the_rows_are_refused(tmp_path):
-    parts = PARTS | {"train": cifar_parts(DATA, fine_labels=np.zeros(70_001, np.uint8))["train"]}
-    with pytest.raises(FileError, match="no list of whole numbers"):
-        read_cifar(cifar_folder(tmp_path / CIFAR, parts))
 
 
 def equal_rows(path, rows, width):
