@@ -15,7 +15,7 @@ from labelled import features, idx_folder, images
 from web import serving
 
 from fissile.cli.__main__ import main
-from fissile.data import places, write_features
+from fissile.data import catalogue, write_features
 from fissile.data.entries import ENTRIES, Remote
 
 FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
@@ -29,7 +29,7 @@ def nowhere(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.delenv("FISSILE_DATA", raising=False)
-    monkeypatch.setattr(places, "SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(catalogue, "SYSTEM", tmp_path / "system")
 
 
 @pytest.fixture

@@ -22,12 +22,11 @@ from rich.progress import (
 from rich.table import Table
 
 from fissile._common.errors import FissileError
-from fissile.data.catalogue import entry, find
+from fissile.data.catalogue import entry, find, places
 from fissile.data.check import Report
 from fissile.data.check import check as check_set
 from fissile.data.download import download
 from fissile.data.entries import ENTRIES, Entry, Remote
-from fissile.data.places import places
 
 __all__ = ["app"]
 

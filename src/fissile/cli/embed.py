@@ -11,9 +11,11 @@ from typing import Annotated
 
 import typer
 
+from fissile._common.errors import check_device
+from fissile._common.progress import ProgressBar
+from fissile.data.catalogue import places
 from fissile.data.embed.encoders import EXAMPLES
-from fissile.data.embed.run import DTYPES
-from fissile.data.places import places
+from fissile.data.embed.run import DTYPES, stem
 
 __all__ = ["EPILOG", "HELP", "embed"]
 
@@ -64,12 +66,9 @@ def embed(
     dtype: Annotated[Dtype, typer.Option(help="How numbers are stored.")] = "float16",  # type: ignore[assignment]
 ) -> None:
     """Encode images or texts into a features file."""
-    from fissile.bank import check_device
+    from fissile.data.embed import embed as embed_set
     from fissile.data.embed import encoder as find_encoder
-    from fissile.data.embed import run
     from fissile.data.embed import source as find_source
-    from fissile.data.embed.names import stem
-    from fissile.data.embed.progress import Bar
 
     check_device(device)
     if encoder.startswith("module:"):
@@ -82,10 +81,10 @@ def embed(
     target = to or places(data)[0] / f"{name}.safetensors"
     since = time.perf_counter()
     try:
-        with Bar() as bar:
-            made = run.embed(
+        with ProgressBar("encoding", "items") as bar:
+            made = embed_set(
                 found, coder, target, batch=batch, workers=workers, pca=pca, normalize=normalize,
-                dtype=dtype.value, watcher=bar,
+                dtype=dtype.value, progress=bar,
             )  # fmt: skip
     except KeyboardInterrupt:
         typer.echo(

@@ -7,16 +7,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fissile._common.errors import FileError, FissileError
+from fissile._common.errors import FileError, FissileError, needs
 from fissile.data.entries import ENTRIES, Entry
-from fissile.data.places import places
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
 
-__all__ = ["ENTRIES", "Entry", "Found", "entry", "find", "load", "load_texts", "places"]
+__all__ = ["ENTRIES", "Found", "entry", "find", "load", "load_texts", "places"]
+
+SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of data sets put them
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,31 @@ class Found:
     entry: Entry
     path: Path | None
 
+    def files(self) -> list[Path]:
+        """Return its files."""
+        if self.path is None or self.path.is_file():
+            return [] if self.path is None else [self.path]
+        return sorted({file for layout in self.entry.files for file in layout.within(self.path)})
+
+
+def places(data: Path | None = None) -> list[Path]:
+    """Return the folders to look in: the one given, ``FISSILE_DATA``, cache, system.
+
+    >>> os.environ["FISSILE_DATA"] = "/mnt/data"
+    >>> places()
+    [PosixPath('/mnt/data'), PosixPath('/home/me/.cache/fissile/data'), ...]
+    """
+    needs("platformdirs", "data")
+    from platformdirs import user_cache_path
+
+    given = [] if data is None else [Path(data)]
+    named = [Path(part) for part in os.environ.get("FISSILE_DATA", "").split(os.pathsep) if part]
+    cache = user_cache_path("fissile", appauthor=False, opinion=False) / "data"
+    return list(dict.fromkeys([*given, *named, cache, SYSTEM]))
+
 
 def entry(name: str) -> Entry:
-    """What is known of a data set.
+    """Return what is known of a data set.
 
     >>> entry("fashionmnist").train
     60000
@@ -43,7 +67,7 @@ def entry(name: str) -> Entry:
 
 
 def find(name: str, data: Path | None = None) -> Found | None:
-    """Where a data set lies, without opening it, or None.
+    """Return a data set and where it lies, without opening it, or None.
 
     >>> find("imagenet1k-clip", Path("my-data"))
     """

@@ -6,20 +6,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fissile._common.errors import FissileError
 from fissile.data.catalogue import Found, find, load, load_texts
-from fissile.data.entries import Entry, Remote
+from fissile.data.download import checksum
+from fissile.data.entries import Entry
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
 
-__all__ = ["Report", "check", "checksum"]
+__all__ = ["Report", "check"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ def check(name: str, data: Path | None = None) -> Report:
     problems: list[str] = []
     files: tuple[tuple[Path, int], ...] = ()
     try:
-        files = _files(found)
-        _check_sums(found.entry, files, facts, problems)
+        files = tuple((path, path.stat().st_size) for path in found.files())
+        _check_sums(found, facts, problems)
         read = load_texts if found.entry.read_texts is not None else load
         _check_contents(found.entry, read(name, data), facts, problems)
     except (FissileError, OSError) as error:
@@ -59,40 +58,17 @@ def check(name: str, data: Path | None = None) -> Report:
     return Report(name, found.path, files, tuple(facts), tuple(problems))
 
 
-def checksum(path: Path, kind: str = "md5") -> str:
-    """The checksum of a file, read piece by piece.
-
-    >>> checksum(Path("train-labels-idx1-ubyte.gz"))
-    '25c81989df183df01b3e8a0aad5dffbe'
-    """
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest()
-
-
-def _files(found: Found) -> tuple[tuple[Path, int], ...]:
-    if found.path is None:
-        return ()
-    if found.path.is_file():
-        paths = [found.path]
-    else:
-        paths = sorted({p for layout in found.entry.files for p in layout.within(found.path)})
-    return tuple((path, path.stat().st_size) for path in paths)
-
-
-def _check_sums(
-    known: Entry, files: tuple[tuple[Path, int], ...], facts: list[str], problems: list[str]
-) -> None:
-    published = {Path(remote.to).name: remote for remote in known.urls if remote.md5}
-    for path, _ in files:
-        remote: Remote | None = published.get(path.name)
-        if remote is None:
+def _check_sums(found: Found, facts: list[str], problems: list[str]) -> None:
+    published = {Path(remote.to).name: remote.md5 for remote in found.entry.urls if remote.md5}
+    for path in found.files():
+        if (md5 := published.get(path.name)) is None:
             continue
-        if checksum(path) == remote.md5:
+        if checksum(path) == md5:
             facts.append(f"{path.name} has the md5 its source publishes")
-        elif known.fingerprint:  # packed anew, as Debian does; the contents decide
+        elif found.entry.fingerprint:  # packed anew, as Debian does; the contents decide
             facts.append(f"{path.name} is packed anew, its md5 is not the source's")
         else:
-            problems.append(f"{path}: its md5 is not {remote.md5}; delete it and get it again")
+            problems.append(f"{path}: its md5 is not {md5}; delete it and get it again")
 
 
 def _check_contents(
@@ -105,7 +81,9 @@ def _check_contents(
             problems.append(f"it has {have:,} {kind} samples, not {want:,}; get it again")
     if read.classes != known.classes:
         problems.append(f"it has {read.classes} classes, not {known.classes}; get it again")
-    facts.append(f"{read.classes} classes, {_spread(read.y, read.classes)} training samples each")
+    counts = np.bincount(read.y, minlength=read.classes)
+    each = " to ".join(f"{count:,}" for count in sorted({counts.min(), counts.max()}))
+    facts.append(f"{read.classes} classes, {each} training samples each")
     for kind, y in (("training", read.y), ("test", read.y_test)):
         if empty := int(np.count_nonzero(np.bincount(y, minlength=read.classes) == 0)):
             problems.append(f"{empty} classes have no {kind} samples; get it again")
@@ -118,9 +96,3 @@ def _check_contents(
         )
     if isinstance(read, Labelled) and read.encoder:
         facts.append(f"encoder: {read.encoder}")
-
-
-def _spread(y: NDArray[np.int64], classes: int) -> str:
-    counts = np.bincount(y, minlength=classes)
-    low, high = int(counts.min()), int(counts.max())
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -7,20 +7,20 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
+import pickle
 import tarfile
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError, needs
-from fissile.data.disk import reading
-from fissile.data.safe_pickle import read_pickle
+from fissile.data.disk import PACKED, reading
 from fissile.data.sets import Labelled
 from fissile.data.tables import rows, total
 
@@ -44,11 +44,14 @@ COARSE = (
 )  # fmt: skip
 
 _PARTS = ("train", "test", "meta")
+#: The md5 of each part, as published with torchvision.
+_ORIGINALS = frozenset({
+    "16019d7e3df5f24257cddd939b257f8d", "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "7973b15100ade9c7d40fb424638fde48",
+})  # fmt: skip
 _MOST = 2**28  # bytes of all parts; they have 186 million
 _MEMBERS = 1000  # of the archive; a header costs its sender next to nothing, and us time
-_PIECE = 2**16
 _ROWS = 70_000  # of both splits; they have 60,000
-_NAMES = 1000
 _BATCH = 64  # a few images at a time: in a table, a thousand can be one, repeated
 _ENCODED = 2**16  # bytes of an image file; a PNG of 32 x 32 has 3,200 at most, and some chunks
 _COLUMNS = {False: "fine_label", True: "coarse_label"}
@@ -73,7 +76,7 @@ def read_cifar(path: Path, *, coarse: bool = False) -> Labelled:
 
 
 def coarsened(fine: Labelled) -> Labelled:
-    """The same samples in the 20 superclasses instead of the 100 classes.
+    """Return the same samples in the 20 superclasses instead of the 100 classes.
 
     >>> coarsened(read_features("cifar100-clip-vit-b-16.npz")).classes
     20
@@ -95,99 +98,67 @@ def _unpacked(folder: Path) -> dict[str, bytes]:
     return {part: (folder / part).read_bytes() for part in _PARTS}
 
 
-class _Member(tarfile.TarInfo):
-    """A plain file or folder; any other header is refused before tarfile acts on it."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
-        """Return the member that a header describes."""
-        try:
-            member = super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError:
-            if buf.strip(b"\0"):  # tarfile would take it for the end of the archive
-                raise FileError("one of its headers is damaged; get it again") from None
-            raise
-        path = PurePosixPath(member.name)
-        # No links, devices or sparse files, and no header that says how long it is itself.
-        plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
-        good = plain and 0 <= member.size <= (0 if member.isdir() else _MOST)
-        if not good or path.is_absolute() or ".." in path.parts:
-            raise _refused(member)
-        return member
-
-
 def _packed(path: Path) -> dict[str, bytes]:
-    """Return the three parts straight out of the archive; nothing is written to disk."""
-    wanted = {f"cifar-100-python/{part}": part for part in _PARTS}
+    """Return the three parts of the archive; nothing is written to disk."""
+    most = min(_MOST, PACKED * path.stat().st_size)
+    with gzip.open(path) as file:
+        content = file.read(most + 1)  # to the end, where the checksum is
+    if len(content) > most:
+        raise FileError(f"it unpacks to more than {most:,} bytes, refused; get the original")
     parts: dict[str, bytes] = {}
-    left = _MOST
-    with gzip.open(path) as raw:
-        with tarfile.open(fileobj=raw, mode="r|", tarinfo=_Member) as archive:
-            for count, member in enumerate(archive):
-                left -= member.size
-                if left < 0 or count >= _MEMBERS:
-                    raise _refused(member)
-                if (part := wanted.get(str(PurePosixPath(member.name)))) is None:
-                    continue
-                file = archive.extractfile(member)
-                if file is None or part in parts:
-                    raise FileError(f"{part} is no file or there twice, refused; get the original")
-                parts[part] = file.read()
-        while piece := raw.read(_PIECE):  # to the end: only there is the checksum
-            left -= len(piece)
-            if left < 0:
-                raise FileError("it goes on after its end, refused; get the original")
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        for count, member in enumerate(archive):
+            # No links, devices or sparse files; and since nothing is extracted, no name is a path.
+            plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
+            if not plain or not 0 <= member.size <= len(content) or count == _MEMBERS:
+                raise FileError(f"it holds {member.name[:80]!r}, refused; get the original")
+            folder, _, part = member.name.removeprefix("./").partition("/")
+            if folder != "cifar-100-python" or part not in _PARTS:
+                continue
+            data = archive.extractfile(member)
+            if data is None or part in parts:
+                raise FileError(f"{part} is no file or there twice, refused; get the original")
+            parts[part] = data.read()
     if missing := [part for part in _PARTS if part not in parts]:
         raise FileError(f"it holds no cifar-100-python/{missing[0]}; get the original")
     return parts
 
 
-def _refused(member: tarfile.TarInfo) -> FileError:
-    return FileError(f"it holds {member.name[:80]!r}, refused; get the original")
+class _Unpickler(pickle.Unpickler):
+    """Python's unpickler, for arrays and plain data alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return one of the three names that numpy writes, and refuse all others."""
+        known = {
+            "numpy.core.multiarray _reconstruct": np.empty(0).__reduce__()[0],
+            "numpy ndarray": np.ndarray,
+            "numpy dtype": np.dtype,
+        }
+        if (function := known.get(f"{module} {name}")) is None:
+            raise FileError(f"it contains code ({module} {name}), refused; get the original")
+        return function
 
 
 def _from_pickles(parts: dict[str, bytes], column: str) -> Labelled:
-    read = {}
+    """Read the three parts; a pickle is opened only if it is the authors', to the last bit."""
+    tables: dict[str, Any] = {}
     for part in _PARTS:
-        read[part] = _fields(read_pickle(parts.pop(part)), part)
-    (x, y), (x_test, y_test) = (
-        (_images(read[part].get("data")), _labels(read[part].get(f"{column}s")))
-        for part in ("train", "test")
-    )
-    names = read["meta"].get(f"{column}_names", [])
-    if not isinstance(names, list) or len(names) > _NAMES:
-        raise FileError("its names are no list of texts; get the original")
-    return Labelled(x, y, x_test, y_test, tuple(_plain(name) for name in names))
+        if hashlib.md5(parts[part]).hexdigest() not in _ORIGINALS:
+            raise FileError(f"{part} is not the original, refused; get it from its home page")
+        # Python 2 wrote text of unknown encoding, which is read as bytes.
+        tables[part] = _Unpickler(io.BytesIO(parts.pop(part)), encoding="bytes").load()
+    train, test, meta = (tables[part] for part in _PARTS)
+    labels, names = f"{column}s".encode(), f"{column}_names".encode()
+    return Labelled(
+        _images(train[b"data"]), np.array(train[labels]),
+        _images(test[b"data"]), np.array(test[labels]),
+        tuple(name.decode() for name in meta[names]),
+    )  # fmt: skip
 
 
-def _fields(found: Any, part: str) -> Mapping[str, Any]:
-    if not isinstance(found, dict):
-        raise FileError(f"{part} holds no table; get the original")
-    return {_plain(key): value for key, value in found.items()}
-
-
-def _plain(text: Any) -> str:
-    # Nothing else has a text: a list that holds itself many times over would fill the memory.
-    if not isinstance(text, str | bytes) or len(text) > 1000:
-        raise FileError("it holds a name that is no short text; get the original")
-    return text.decode() if isinstance(text, bytes) else str(text)
-
-
-def _images(data: Any) -> NDArray[np.uint8]:
-    """Rows of three planes as images with the colours last."""
-    good = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3072,)
-    if not good:
-        raise FileError("its images are not rows of 3,072 bytes; get the original")
-    planes: NDArray[np.uint8] = data.reshape(-1, 3, 32, 32)
-    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-
-
-def _labels(labels: Any) -> NDArray[np.int64]:
-    array = isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1
-    listed = isinstance(labels, list) and all(type(label) is int for label in labels)
-    if not (array or listed) or len(labels) > _ROWS:
-        raise FileError("its labels are no list of whole numbers; get the original")
-    return np.array(labels, dtype=np.int64)
+def _images(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return rows of three planes as images with the colours last."""
+    return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
 def _from_tables(path: Path, column: str) -> Labelled:
@@ -214,11 +185,13 @@ def _table(
         labels += batch.column(1).to_pylist()
     if not labels or len(labels) != count:
         raise FileError(f"it holds no images in {part}-*.parquet, or too few; get it again")
-    return images, _labels(labels)
+    if not all(type(label) is int for label in labels):
+        raise FileError("its labels are no list of whole numbers; get it again")
+    return images, np.array(labels, dtype=np.int64)
 
 
 def _image_files(column: Any) -> list[Any]:
-    """The bytes of each row's image."""
+    """Return the bytes of each row's image; what rows share is not repeated."""
     from pyarrow import types  # type: ignore[import-untyped]
 
     kind = column.type
@@ -232,7 +205,7 @@ def _image_files(column: Any) -> list[Any]:
 
 
 def _decoded(file: Any) -> NDArray[np.uint8]:
-    """One PNG or WebP of 32 x 32 colour pixels; its header is looked at before the rest."""
+    """Decode a PNG or WebP of 32 x 32 colour pixels, after a look at its header."""
     from PIL import Image
 
     if not isinstance(file, bytes) or len(file) > _ENCODED:
@@ -244,14 +217,16 @@ def _decoded(file: Any) -> NDArray[np.uint8]:
 
 
 def _names(path: Path, column: str) -> tuple[str, ...]:
-    """From ``names.json`` beside the tables, if it is there."""
+    """Return the names in ``names.json`` beside the tables, if it is there."""
     file = path / "names.json"
     if not file.is_file():
         return ()
     if file.stat().st_size > 2**20:
         raise FileError("names.json is too large to be true; get it again")
-    found = json.loads(file.read_text(encoding="utf-8"))
-    names = found.get(column) if isinstance(found, dict) else None
+    table = json.loads(file.read_text(encoding="utf-8"))
+    names = table.get(column) if isinstance(table, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise FileError(f"names.json has no list {column}; get it again")
-    return tuple(_plain(name) for name in names)
+    if any(len(name) > 1000 for name in names):
+        raise FileError("names.json holds a name that is no short text; get it again")
+    return tuple(names)

@@ -44,7 +44,7 @@ class Formula:
 
     @property
     def literals(self) -> int:
-        """How many literals the formula reads."""
+        """Number of literals that the formula reads."""
         return self.clauses * self.size
 
     @property
@@ -53,7 +53,7 @@ class Formula:
         return torch.arange(self.literals) // self.size
 
     def satisfied(self, bits: Bool[Tensor, "*batch literals"]) -> Bool[Tensor, "*batch clauses"]:
-        """Which clauses have all their literals on; the formula is true where any has.
+        """Return which clauses have all their literals on; the formula is true where any has.
 
         >>> Formula(clauses=1, size=2).satisfied(torch.tensor([True, True]))
         tensor([True])
@@ -154,18 +154,16 @@ def _samples(
 
 
 def _kinds(samples: int) -> NDArray[np.int64]:
-    """The kind of each row: half positive, and the negatives in two parts as equal as can be."""
+    """Return the kind of each row: half positive, the negatives in two parts of equal size."""
     positive = samples // 2
     near = (samples - positive) // 2
-    return np.repeat(
-        [_POSITIVE, _NEAR, _UNIFORM], [positive, near, samples - positive - near]
-    ).astype(np.int64)
+    return np.repeat([_POSITIVE, _NEAR, _UNIFORM], [positive, near, samples - positive - near])
 
 
 def _bits(
     rng: np.random.Generator, formula: Formula, kinds: NDArray[np.int64], false: _False
 ) -> NDArray[np.bool_]:
-    """A row for each kind, redrawn for as long as the formula disagrees with it."""
+    """Draw a row for each kind, again for as long as the formula disagrees with it."""
     least, spread = formula.literals // 4, formula.literals // 8
     ones = rng.integers(least, least + spread, size=len(kinds), endpoint=True)
     bits = np.empty((len(kinds), formula.literals), dtype=np.bool_)
@@ -174,7 +172,8 @@ def _bits(
         # A redrawn row keeps its number of ones, as in A2. It keeps its kind too, which A2 tosses
         # for again: that would leave fewer rows of the kind that is rejected more often.
         bits[rows] = drawn = _draw(rng, formula, kinds[rows], ones[rows], false)
-        rows = rows[_true(formula, drawn) != (kinds[rows] == _POSITIVE)]
+        true = formula.satisfied(torch.from_numpy(drawn)).any(-1).numpy()
+        rows = rows[true != (kinds[rows] == _POSITIVE)]
         if not len(rows):
             return bits
     raise FissileError(
@@ -190,7 +189,7 @@ def _draw(
     ones: NDArray[np.int64],
     false: _False,
 ) -> NDArray[np.bool_]:
-    """One attempt at each row."""
+    """Draw each row once."""
     negatives, others = false
     built, near = kinds != _UNIFORM, np.flatnonzero(kinds == _NEAR)
     clause = rng.integers(formula.clauses, size=len(kinds))
@@ -221,11 +220,6 @@ def _choose(
         # Equal noise at the cut switches on too many; drawing again favours no literal.
         rows = rows[np.count_nonzero(below, axis=1) != counts[rows]]
     return chosen
-
-
-def _true(formula: Formula, bits: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    true: NDArray[np.bool_] = formula.satisfied(torch.from_numpy(bits)).any(-1).numpy()
-    return true
 
 
 def _check(negatives: str, others: str, seed: int, **sizes: int) -> None:

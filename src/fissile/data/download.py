@@ -2,44 +2,35 @@
 
 >>> download("https://example.org/train.csv", Path("train.csv"))
 PosixPath('train.csv')
+
+By hand, since pooch neither goes on after an interruption nor bounds the size of a file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from fissile._common.errors import FileError, FissileError
-from fissile.data.check import checksum
+from fissile.data.disk import locked
 
-__all__ = ["Progress", "download"]
-
-Progress = Callable[[int, int | None], None]  # bytes so far, and in all if that is known
+__all__ = ["checksum", "download"]
 
 _PIECE = 2**18
 _PATIENCE = 30  # seconds without a byte
 _MOST = 2**36  # bytes; nothing in the catalogue is near
-_BUSY = "{}: another process is downloading this; wait for it"
 _CUT = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
-
-@dataclass(frozen=True)
-class _Version:
-    """Which file a part belongs to: the same address may later hold another."""
-
-    url: str
-    size: int | None
-    etag: str
-    modified: str
+_Progress = Callable[[int, int | None], None]  # bytes so far, and in all if that is known
+_Version = dict[str, Any]  # url, size, etag, modified: the same address may later hold another file
 
 
 def download(
@@ -47,8 +38,7 @@ def download(
     to: Path,
     *,
     md5: str = "",
-    progress: Progress = lambda done, total: None,
-    most: int = _MOST,
+    progress: _Progress = lambda done, total: None,
     anew: bool = False,
 ) -> Path:
     """Download a file; what an earlier try left in ``.part`` is kept if the server allows.
@@ -61,25 +51,22 @@ def download(
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise FissileError(f"{url} is no web address; give one that begins with http or https")
-    part, note = _beside(to)
+    part, note, lock = (to.with_name(f"{to.name}.{end}") for end in ("part", "part.json", "lock"))
     try:
-        if not anew and _is_there(to, md5):
-            return to
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with _held(part, note):
-            if not anew and _is_there(to, md5):  # another process was quicker
+        with locked(lock, f"{part}: another process is downloading this; wait for it"):
+            if not anew and to.is_file() and (not md5 or checksum(to) == md5):
                 return to
-            _fetch(url, part, note, progress, most)
-            if md5 and (found := checksum(part)) != md5:
+            _fetch(url, part, note, progress)
+            if md5 and (actual := checksum(part)) != md5:
                 _forget(part, note)
                 raise FileError(
-                    f"{url}: its md5 is {found}, not {md5}: damaged on the way or changed by its "
+                    f"{url}: its md5 is {actual}, not {md5}: damaged on the way or changed by its "
                     "source; try again, or get it by hand"
                 )
             os.replace(part, to)
             note.unlink(missing_ok=True)
     except _CUT as error:
-        raise FileError(f"{url}: {_why(error)}") from None
+        raise FileError(f"{url}: {_advice(error)}") from None
     except OSError as error:
         raise FileError(
             f"cannot write {part}: {error.strerror or error}; make room or give another folder, "
@@ -88,119 +75,86 @@ def download(
     return to
 
 
-def _beside(to: Path) -> tuple[Path, Path]:
-    return to.with_name(f"{to.name}.part"), to.with_name(f"{to.name}.part.json")
+def checksum(path: Path) -> str:
+    """Return the md5 of a file, read piece by piece.
+
+    >>> checksum(Path("train-labels-idx1-ubyte.gz"))
+    '25c81989df183df01b3e8a0aad5dffbe'
+    """
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def _is_there(to: Path, md5: str) -> bool:
-    return to.is_file() and (not md5 or checksum(to) == md5)
-
-
-@contextmanager
-def _held(part: Path, note: Path) -> Iterator[None]:
-    """Keep other processes out of a part; at the end, one that is empty goes."""
-    try:
-        import fcntl
-    except ImportError:  # Windows, where an open file could not be moved to its place either
-        yield
+def _fetch(url: str, part: Path, note: Path, progress: _Progress, resume: bool = True) -> None:
+    """Bring a part to its full length, from where an earlier try has left it if possible."""
+    earlier = _noted(note, url) if resume else None
+    start = part.stat().st_size if earlier and part.is_file() else 0
+    if earlier and start and start == earlier["size"]:
         return
-    with open(part, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileError(_BUSY.format(part)) from None
-        except OSError:  # a network drive without locks
-            pass
-        if not _is_at(file, part):  # whoever held it has just moved it to its place
-            raise FileError(_BUSY.format(part))
-        try:
-            yield
-        finally:
-            if _is_at(file, part) and not os.fstat(file.fileno()).st_size:
-                _forget(part, note)
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _fetch(url: str, part: Path, note: Path, progress: Progress, most: int) -> None:
-    for _ in range(2):
-        if _fetched(url, part, note, progress, most):
+        answer = _OPENER.open(_request(url, start, earlier), timeout=_PATIENCE)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and start:  # the file ends before the part does
+            _fetch(url, part, note, progress, resume=False)
             return
-        # The rest of another file is of no use: begin again, in the same file, which is locked.
-        note.unlink(missing_ok=True)
-        part.write_bytes(b"")
-    raise FileError(f"{url}: the server sends a part when asked for the whole; get it by hand")
-
-
-def _fetched(url: str, part: Path, note: Path, progress: Progress, most: int) -> bool:
-    """Whether the whole file came; if not, what came is the rest of another."""
-    earlier = _noted(note, url)
-    start = part.stat().st_size if earlier is not None and part.is_file() else 0
-    if start and earlier is not None and start == earlier.size:
-        return True
-    with _opened(url, start, earlier) as answer:
+        raise
+    with answer:
         version = _version(url, answer)
-        if answer.status == 206 and not _goes_on(answer, start, version, earlier):
-            return False
-        start = start if answer.status == 206 else 0
-        if (version.size or 0) > most:
-            raise FileError(f"{url} has {version.size:,} bytes, more than {most:,}; refused")
-        note.write_text(json.dumps(asdict(version)), encoding="utf-8")
-        with open(part, "ab" if start else "wb") as file:
-            done = _copy(answer, file, start, version.size, progress, most)
-            file.flush()
-            os.fsync(file.fileno())
-    if version.size is not None and done != version.size:
-        raise ConnectionError(f"the connection was cut after {done:,} of {version.size:,} bytes")
-    if (size := part.stat().st_size) != done:
+        if answer.status != 206:
+            start = 0
+        elif version != earlier or not _range(answer).startswith(f"bytes {start}-"):
+            if not resume:
+                raise FileError(
+                    f"{url}: the server sends a part when asked for the whole; get it by hand"
+                )
+            _fetch(url, part, note, progress, resume=False)
+            return
+        size = version["size"]
+        if (size or 0) > _MOST:
+            raise FileError(f"{url} has {size:,} bytes, more than {_MOST:,}; refused")
+        note.write_text(json.dumps(version), encoding="utf-8")
+        done = _copy(answer, part, start, size, progress)
+    if size is not None and done != size:
+        raise ConnectionError(f"the connection was cut after {done:,} of {size:,} bytes")
+    if (actual := part.stat().st_size) != done:
         _forget(part, note)
         raise FileError(
-            f"{part} has {size:,} bytes, not {done:,}: another program writes to it; try again"
+            f"{part} has {actual:,} bytes, not {done:,}: another program writes to it; try again"
         )
-    return True
 
 
-def _copy(
-    answer: Any, file: IO[bytes], done: int, size: int | None, progress: Progress, most: int
-) -> int:
-    progress(done, size)
-    while piece := _piece(answer):
-        done += len(piece)
-        if done > (most if size is None else size):
-            raise FileError("the server sends more than it said, refused; get it by hand")
-        file.write(piece)
+def _copy(answer: Any, part: Path, done: int, size: int | None, progress: _Progress) -> int:
+    """Write what the server sends behind the first `done` bytes, and return how many there are."""
+    with open(part, "ab" if done else "wb") as file:
         progress(done, size)
+        while True:
+            try:
+                piece = answer.read(_PIECE)
+            except OSError as error:  # told apart from a disk that fails
+                why = error.strerror or error
+                raise ConnectionError(f"the connection was cut: {why}") from None
+            if not piece:
+                break
+            done += len(piece)
+            if done > (_MOST if size is None else size):
+                raise FileError("the server sends more than it said, refused; get it by hand")
+            file.write(piece)
+            progress(done, size)
+        file.flush()
+        os.fsync(file.fileno())
     return done
 
 
-def _piece(answer: Any) -> bytes:
-    try:
-        return bytes(answer.read(_PIECE))
-    except OSError as error:  # told apart from a disk that fails
-        raise ConnectionError(f"the connection was cut: {error.strerror or error}") from None
-
-
-def _opened(url: str, start: int, earlier: _Version | None) -> Any:
+def _request(url: str, start: int, earlier: _Version | None) -> urllib.request.Request:
     headers = {"User-Agent": "fissile", "Accept-Encoding": "identity"}
-    if start and earlier is not None:
+    if start and earlier:
         headers["Range"] = f"bytes={start}-"
         # A weak tag does not promise the same bytes, and a server must not honour it.
-        strong = earlier.etag if not earlier.etag.startswith("W/") else ""
-        if same := strong or earlier.modified:
+        strong = earlier["etag"] if not earlier["etag"].startswith("W/") else ""
+        if same := strong or earlier["modified"]:
             headers["If-Range"] = same
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        return _OPENER.open(request, timeout=_PATIENCE)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == 416 and start:  # nothing lies where the part ends: begin again
-            return _opened(url, 0, None)
-        raise
+    return urllib.request.Request(url, headers=headers)
 
 
 def _opener() -> urllib.request.OpenerDirector:
@@ -218,31 +172,27 @@ def _opener() -> urllib.request.OpenerDirector:
 _OPENER = _opener()
 
 
+def _range(answer: Any) -> str:
+    return str(answer.headers.get("Content-Range", ""))
+
+
 def _version(url: str, answer: Any) -> _Version:
-    size: str | None = answer.headers.get("Content-Length")
-    if answer.status == 206:
-        size = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    known = int(size) if size is not None and size.isdecimal() and len(size) < 20 else None
-    return _Version(
-        url, known, answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
-    )
-
-
-def _goes_on(answer: Any, start: int, version: _Version, earlier: _Version | None) -> bool:
-    """Whether the answer is the rest of the same file."""
-    place: str = answer.headers.get("Content-Range", "")
-    return place.startswith(f"bytes {start}-") and version == earlier
+    whole = answer.headers.get("Content-Length", "")
+    text = _range(answer).rpartition("/")[2] if answer.status == 206 else whole
+    size = int(text) if text.isdecimal() and len(text) < 20 else None
+    etag, modified = (answer.headers.get(name, "") for name in ("ETag", "Last-Modified"))
+    return {"url": url, "size": size, "etag": etag, "modified": modified}
 
 
 def _noted(note: Path, url: str) -> _Version | None:
-    """What an earlier try wrote down, if it was about the same address."""
+    """Return what an earlier try noted, if it was about the same address and fits a request."""
     try:
-        found = _Version(**json.loads(note.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        version = json.loads(note.read_text(encoding="utf-8"))
+        texts = version["url"], version["etag"], version["modified"]
+        good = all(text.isascii() and text.isprintable() for text in texts) and "size" in version
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return None
-    texts = (found.url, found.etag, found.modified)
-    good = all(isinstance(text, str) and text.isascii() and text.isprintable() for text in texts)
-    return found if good and found.url == url else None
+    return version if good and version["url"] == url else None
 
 
 def _forget(part: Path, note: Path) -> None:
@@ -250,7 +200,7 @@ def _forget(part: Path, note: Path) -> None:
     note.unlink(missing_ok=True)
 
 
-def _why(error: Exception) -> str:
+def _advice(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"the server answers {error.code} {error.reason}; try later, or get it by hand"
     reason = error.reason if isinstance(error, urllib.error.URLError) else error

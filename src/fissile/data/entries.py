@@ -16,11 +16,43 @@ from fissile.data.cifar import coarsened, read_cifar
 from fissile.data.disk import reading
 from fissile.data.features import read_features
 from fissile.data.idx import FILES, read_idx_folder
-from fissile.data.places import Layout
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts, read_banking, read_clinc
 
-__all__ = ["ENTRIES", "Entry", "Remote"]
+__all__ = ["ENTRIES", "Entry", "Layout", "Remote"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A file, or a folder with certain files, that a data set may lie in.
+
+    >>> Layout("cifar100", ("train-*.parquet", "test-*.parquet")).find(Path("my-data"))
+    PosixPath('my-data/cifar100')
+    """
+
+    path: str
+    inside: tuple[str, ...] = ()  # patterns; one that ends in [.gz] is of files packed or not
+
+    def find(self, place: Path) -> Path | None:
+        """Return its path if it is in that place; nothing is opened."""
+        path = place / self.path
+        try:
+            there = all(map(any, self._matches(path))) if self.inside else path.is_file()
+        except (OSError, ValueError):  # not ours to read, or no name a disk can have
+            return None
+        return path if there else None
+
+    def within(self, path: Path) -> list[Path]:
+        """Return the files of its folder, where it was found."""
+        return [file for files in self._matches(path) for file in files]
+
+    def _matches(self, path: Path) -> list[list[Path]]:
+        """Return the files that match each pattern."""
+        patterns = [(p.removesuffix("[.gz]"), p.replace("[.gz]", ".gz")) for p in self.inside]
+        return [[f for name in dict.fromkeys(p) for f in path.glob(name)] for p in patterns]
+
+    def __str__(self) -> str:
+        return f"{self.path}/{{{', '.join(self.inside)}}}" if self.inside else self.path
 
 
 @dataclass(frozen=True)

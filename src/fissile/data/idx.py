@@ -11,7 +11,7 @@ import math
 import os
 import struct
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,15 +37,12 @@ def read_idx(path: str | os.PathLike[str], most: int = _MOST) -> NDArray[np.uint
     >>> read_idx("t10k-labels-idx1-ubyte.gz")[:3]
     array([9, 2, 1], dtype=uint8)
     """
-    path = Path(path)
-    with reading(path), open(path, "rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-        most = min(most, path.stat().st_size * (PACKED if packed else 1))
-        raw.seek(0)
-        if not packed:
-            return _array(raw, most)
-        with gzip.GzipFile(fileobj=raw) as file:
-            return _array(file, most)  # type: ignore[arg-type]
+    with reading(path):
+        with open(path, "rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+        most = min(most, os.path.getsize(path) * (PACKED if packed else 1))
+        with gzip.open(path) if packed else open(path, "rb") as file:
+            return _array(file, most)
 
 
 def read_idx_folder(path: Path, names: tuple[str, ...] = (), most: int = _MOST) -> Labelled:
@@ -54,17 +51,14 @@ def read_idx_folder(path: Path, names: tuple[str, ...] = (), most: int = _MOST) 
     >>> read_idx_folder(Path("/usr/share/datasets/fashion-mnist")).x.shape
     (60000, 28, 28)
     """
-    zipped = [path / f"{name}.gz" for name in FILES]
-    arrays = [
-        read_idx(z if z.is_file() else path / name, most)
-        for z, name in zip(zipped, FILES, strict=True)
-    ]
+    packed = (path / f"{name}.gz" for name in FILES)
+    files = (file if file.is_file() else file.with_suffix("") for file in packed)
+    x, y, x_test, y_test = (read_idx(file, most) for file in files)
     with reading(path):
-        x, y, x_test, y_test = arrays
         return Labelled(x, y.astype(np.int64), x_test, y_test.astype(np.int64), names)
 
 
-def _array(file: IO[bytes], most: int) -> NDArray[np.uint8]:
+def _array(file: BinaryIO | gzip.GzipFile, most: int) -> NDArray[np.uint8]:
     magic = file.read(4)
     if len(magic) != 4 or magic[:2] != b"\0\0":
         raise FileError("it is no IDX file: it does not begin with two zero bytes")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fissile._common.errors import FissileError, whole
 
-__all__ = ["Labelled", "Scaling", "chunks", "mean_length", "pixels"]
+__all__ = ["Labelled", "Scaling", "chunks", "mean_length"]
 
 #: How features may be scaled; see :meth:`Labelled.scaled`.
 Scaling = Literal["raw", "unit", "length-10", "standard"]
@@ -62,9 +62,8 @@ class Labelled:
                     "labels; give one label per sample"
                 )
         if self.x.shape[1:] != self.x_test.shape[1:] or self.x.dtype != self.x_test.dtype:
-            raise FissileError(
-                f"x holds {_kind(self.x)} and x_test {_kind(self.x_test)}; give both the same"
-            )
+            kinds = [f"{x.dtype} of shape {x.shape[1:]}" for x in (self.x, self.x_test)]
+            raise FissileError(f"x holds {kinds[0]} and x_test {kinds[1]}; give both the same")
         # More classes than samples are no classes: a label that says so is a mistake.
         most = len(self.names) or len(self.y) + len(self.y_test)
         if (top := max(self.y.max(), self.y_test.max())) >= most:
@@ -84,27 +83,30 @@ class Labelled:
         return int(np.prod(self.x.shape[1:]))
 
     def fingerprint(self) -> str:
-        """Sixteen digits that the four arrays decide, whichever format they were read from.
+        """Return sixteen digits of the four arrays, the same for every format of their file.
 
         >>> load("fashionmnist").fingerprint()
         'ad7b16dc82fbed35'
         """
-        seen = hashlib.sha256()
+        digest = hashlib.sha256()
         for array in (self.x, self.y, self.x_test, self.y_test):
-            seen.update(f"{array.dtype.str} {array.shape};".encode())
+            digest.update(f"{array.dtype.str} {array.shape};".encode())
             for part in chunks(array):
-                seen.update(np.ascontiguousarray(part).data)
-        return seen.hexdigest()[:16]
+                digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()[:16]
 
     def flat(self) -> Labelled:
-        """Images as rows of floats from 0 to 1; features as they are.
+        """Return images as rows of floats from 0 to 1, and features as they are.
 
         >>> Labelled(images, y, images_test, y_test).flat().x.shape
         (60000, 784)
         """
         if self.x.dtype != np.uint8:
             return self
-        return replace(self, x=pixels(self.x), x_test=pixels(self.x_test))
+        x, x_test = (
+            images.reshape(len(images), -1) / np.float32(255) for images in (self.x, self.x_test)
+        )
+        return replace(self, x=x, x_test=x_test)
 
     def scaled(self, scaling: Scaling) -> Labelled:
         """Return features at another scale, in single precision and in memory.
@@ -140,12 +142,10 @@ class Labelled:
         return replace(self, x=made[0], x_test=made[1])
 
     def some_classes(self, count: int) -> Labelled:
-        """Only `count` of the classes, renumbered; fewer are always among more.
+        """Return `count` of the classes, renumbered, in memory; fewer are always among more.
 
         >>> data.some_classes(40).classes
         40
-
-        The samples that stay are copied into memory, those of a mapped file too.
         """
         if whole("count", count, least=2) > self.classes:
             raise FissileError(f"there are {self.classes} classes, not {count}; give fewer")
@@ -153,23 +153,18 @@ class Labelled:
             return self
         order = np.random.default_rng(_ORDER).permutation(self.classes)
         kept = np.sort(order[:count])
-        new = np.full(self.classes, -1)
-        new[kept] = np.arange(count)
-        rows, rows_test = np.flatnonzero(new[self.y] >= 0), np.flatnonzero(new[self.y_test] >= 0)
+        rows, rows_test = np.isin(self.y, kept), np.isin(self.y_test, kept)
         return Labelled(
-            np.asarray(self.x[rows]), new[self.y[rows]],
-            np.asarray(self.x_test[rows_test]), new[self.y_test[rows_test]],
+            np.asarray(self.x[rows]), np.searchsorted(kept, self.y[rows]),
+            np.asarray(self.x_test[rows_test]), np.searchsorted(kept, self.y_test[rows_test]),
             tuple(self.names[k] for k in kept) if self.names else (), self.encoder,
         )  # fmt: skip
 
     def held_out(self, part: float, seed: int = 0) -> Labelled:
-        """The training set alone, a share or a number of it held out to test on.
+        """Return the training set alone, in memory, a share or a number of it held out to test on.
 
         >>> data.held_out(0.1)  # a tenth of each class
         >>> data.held_out(5000)
-
-        The test set is not in the result at all. The training set is copied into memory, that of a
-        mapped file too.
         """
         count = _held_count(part, len(self.y))
         rng = np.random.default_rng(whole("seed", seed, least=0))
@@ -180,7 +175,7 @@ class Labelled:
 
 
 def chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """An array in pieces of some megabytes, so that a mapped one need not fit in memory.
+    """Yield an array in pieces of some megabytes, so that a mapped one need not fit in memory.
 
     >>> all(np.isfinite(part).all() for part in chunks(x))
     True
@@ -210,19 +205,8 @@ def _lengths(x: NDArray[Any]) -> NDArray[Any]:
     return lengths
 
 
-def pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Images as rows of floats from 0 to 1.
-
-    >>> pixels(np.full((1, 2, 2), 255, np.uint8))
-    array([[1., 1., 1., 1.]], dtype=float32)
-    """
-    rows = images.reshape(len(images), -1).astype(np.float32)
-    rows /= 255
-    return rows
-
-
 def _spread(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.intp]:
-    """All rows in an order whose every beginning has each class in proportion, but for one."""
+    """Return all rows in an order whose beginnings have each class in proportion, to one sample."""
     shuffled = rng.permutation(len(y))
     by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
     counts = np.bincount(y)
@@ -243,10 +227,6 @@ def _held_count(part: float, samples: int) -> int:
             "give a share like 0.1 or a smaller number"
         )
     return count
-
-
-def _kind(x: NDArray[Any]) -> str:
-    return f"{x.dtype} of shape {x.shape[1:]}"
 
 
 def _check_inputs(name: str, x: NDArray[Any]) -> None:

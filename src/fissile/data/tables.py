@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError
-from fissile.data.arrays import About
 from fissile.data.disk import IN_MEMORY
 
 __all__ = ["read_tables", "rows", "total"]
@@ -23,19 +22,24 @@ _ROWS = 4096  # read in one go, or fewer:
 _BATCH = 2**24  # bytes of them
 _WIDEST = 2**16
 _RATIO, _SPARE = 100, 2**24  # features are packed no smaller than a hundredth, but for a few bytes
+_SPLITS = ("train", "test")
 
 
-def read_tables(paths: list[Path]) -> tuple[dict[str, NDArray[Any]], About]:
-    """The four arrays of one table in several files.
+def read_tables(paths: list[Path]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Return the four arrays of one table in several files, and its encoder and names.
 
     >>> arrays, about = read_tables(sorted(Path("features").glob("*.parquet")))
     """
-    about = _about(paths[0])
+    from pyarrow import parquet  # type: ignore[import-untyped]
+
+    metadata = parquet.read_schema(paths[0]).metadata or {}
+    names = json.loads(metadata.get(b"names", b"[]"))
+    about = {"encoder": metadata.get(b"encoder", b"").decode(), "names": names}
     pieces: dict[str, list[NDArray[Any]]] = {f"{k}_{s}": [] for k in "xy" for s in _SPLITS}
     size = 0
     few = min(_few(path) for path in paths)
     for batch in rows(paths, ["features", "label", "split"], few, once=["split"]):
-        x, y, split = _matrix(batch.column(0)), _whole(batch.column(1)), _words(batch.column(2))
+        x, y, split = _matrix(batch.column(0)), _labels(batch.column(1)), _split(batch.column(2))
         for name in _SPLITS:
             chosen = split == name
             pieces[f"x_{name}"].append(x[chosen])
@@ -49,29 +53,26 @@ def read_tables(paths: list[Path]) -> tuple[dict[str, NDArray[Any]], About]:
     return {key: np.concatenate(parts) for key, parts in pieces.items()}, about
 
 
-_SPLITS = ("train", "test")
-
-
 def rows(
     paths: list[Path], columns: list[str], count: int, once: Sequence[str] = ()
 ) -> Iterator[Any]:
-    """Some columns of a table in several files, at most `count` rows at a time.
+    """Yield some columns of a table in several files, at most `count` rows at a time.
 
     >>> sum(len(batch) for batch in rows([Path("features.parquet")], ["label"], 4096))
     60000
 
     Texts in `once` stay as they lie in the file: what many rows share is not repeated for each.
     """
-    from pyarrow import parquet  # type: ignore[import-untyped]
+    from pyarrow import parquet
 
     for path in paths:
         leaves = [column.path for column in parquet.read_metadata(path).schema]
         shared = [name for name in once if name in leaves]
         with parquet.ParquetFile(path, read_dictionary=shared) as file:
-            found = file.schema_arrow.names
-            if missing := [name for name in columns if name not in found]:
+            names = file.schema_arrow.names
+            if missing := [name for name in columns if name not in names]:
                 raise FileError(
-                    f"{path.name} has no column {missing[0]!r}, only {', '.join(found[:8])}; it "
+                    f"{path.name} has no column {missing[0]!r}, only {', '.join(names[:8])}; it "
                     f"must have {', '.join(columns)}"
                 )
             for batch in file.iter_batches(count, columns=columns):
@@ -79,7 +80,7 @@ def rows(
 
 
 def total(paths: list[Path]) -> int:
-    """How many rows the files claim, without reading any.
+    """Return how many rows the files claim, without reading any.
 
     >>> total(sorted(Path("features").glob("*.parquet")))
     60000
@@ -90,19 +91,16 @@ def total(paths: list[Path]) -> int:
 
 
 def _few(path: Path) -> int:
-    """How many rows to read in one go, after checking that there can be as many numbers as claimed.
+    """Return how many rows to read in one go; refuse a file that claims more than it can hold.
 
     Equal numbers cost next to nothing in a table, and features are not equal.
     """
     from pyarrow import parquet
 
     about = parquet.read_metadata(path)
-    chunks = (
-        about.row_group(k).column(j)
-        for k in range(about.num_row_groups)
-        for j in range(about.num_columns)
-    )
-    numbers = sum(int(c.num_values) for c in chunks if c.path_in_schema.startswith("features"))
+    groups = [about.row_group(k) for k in range(about.num_row_groups)]
+    columns = [group.column(j) for group in groups for j in range(about.num_columns)]
+    numbers = sum(int(c.num_values) for c in columns if c.path_in_schema.startswith("features"))
     size = 8 * numbers
     if size > min(IN_MEMORY, _SPARE + _RATIO * path.stat().st_size):
         raise FileError(f"{path.name} claims {size:,} bytes, too many to be true; use .safetensors")
@@ -112,16 +110,8 @@ def _few(path: Path) -> int:
     return max(1, min(_ROWS, _BATCH // (8 * max(1, width))))
 
 
-def _about(path: Path) -> About:
-    from pyarrow import parquet
-
-    told = parquet.read_schema(path).metadata or {}
-    names = json.loads(told.get(b"names", b"[]"))
-    return About.parsed(told.get(b"encoder", b"").decode(), names)
-
-
 def _matrix(column: Any) -> NDArray[Any]:
-    """A column of lists as a matrix; all lists must have the same length."""
+    """Return a column of lists, all of one length, as a matrix."""
     from pyarrow import types
 
     kind = column.type
@@ -138,7 +128,7 @@ def _matrix(column: Any) -> NDArray[Any]:
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), width)
 
 
-def _whole(column: Any) -> NDArray[np.int64]:
+def _labels(column: Any) -> NDArray[np.int64]:
     from pyarrow import int64, types
 
     if not types.is_integer(column.type) or column.null_count:
@@ -146,13 +136,13 @@ def _whole(column: Any) -> NDArray[np.int64]:
     return np.asarray(column.cast(int64()).to_numpy(zero_copy_only=False))
 
 
-def _words(column: Any) -> NDArray[Any]:
+def _split(column: Any) -> NDArray[Any]:
     from pyarrow import types
 
     if not types.is_dictionary(column.type):
         column = column.dictionary_encode()
-    known = column.dictionary.to_pylist()
-    strange = {str(word)[:20] for word in known} - set(_SPLITS)
+    words = column.dictionary.to_pylist()
+    strange = {str(word)[:20] for word in words} - set(_SPLITS)
     if strange or column.null_count:
         raise FileError(f"split is {min(strange, default='')!r} in some row; write train or test")
-    return np.asarray(np.array(known, dtype=object)[column.indices.to_numpy()])
+    return np.asarray(np.array(words, dtype=object)[column.indices.to_numpy()])

@@ -13,6 +13,7 @@ import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,10 +72,11 @@ def read_clinc(path: Path) -> Texts:
     """
     file = path / "data_full.json"
     with reading(file):
-        found = json.loads(_text(file))
-        if not isinstance(found, dict) or not {"train", "test"} <= found.keys():
+        lists = json.loads(_text(file))
+        if not isinstance(lists, dict) or not {"train", "test"} <= lists.keys():
             raise FileError("it has no lists train and test; get CLINC150's data_full.json")
-        return _texts(found["train"], found["test"], None)
+        train, test = (_pairs(lists[split]) for split in ("train", "test"))
+        return _texts(train, test, tuple(sorted({intent for _, intent in train})))
 
 
 def read_banking(path: Path) -> Texts:
@@ -87,7 +89,8 @@ def read_banking(path: Path) -> Texts:
         names = json.loads(_text(path / "categories.json"))
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise FileError("categories.json is no list of names; get Banking77's")
-        return _texts(_rows(path / "train.csv"), _rows(path / "test.csv"), tuple(names))
+        train, test = (_rows(path / f"{split}.csv") for split in ("train", "test"))
+        return _texts(train, test, tuple(names))
 
 
 def _text(path: Path) -> str:
@@ -100,24 +103,22 @@ def _rows(path: Path) -> list[list[str]]:
     first, *rest = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     if first != ["text", "category"]:
         raise FileError(f"{path.name} does not begin with text,category; get Banking77's")
-    return rest
+    return _pairs(rest)
 
 
-def _texts(train: object, test: object, names: tuple[str, ...] | None) -> Texts:
-    for rows in (train, test):
-        good = isinstance(rows, list) and all(
-            isinstance(row, list) and len(row) == 2 and all(isinstance(part, str) for part in row)
-            for row in rows
-        )
-        if not good:
-            raise FileError("a row is no pair of a text and its intent; get it again")
-    assert isinstance(train, list)
-    assert isinstance(test, list)
-    names = tuple(sorted({intent for _, intent in train})) if names is None else names
+def _pairs(rows: Any) -> list[list[str]]:
+    good = isinstance(rows, list) and all(
+        isinstance(row, list) and len(row) == 2 and all(isinstance(part, str) for part in row)
+        for row in rows
+    )
+    if not good:
+        raise FileError("a row is no pair of a text and its intent; get it again")
+    return list(rows)
+
+
+def _texts(train: list[list[str]], test: list[list[str]], names: tuple[str, ...]) -> Texts:
     number = {name: k for k, name in enumerate(names)}
     if unknown := {intent for _, intent in [*train, *test]} - number.keys():
         raise FileError(f"the intent {min(unknown)!r} is not among the classes; get it again")
-    y, y_test = ([number[intent] for _, intent in rows] for rows in (train, test))
-    texts = ([text for text, _ in rows] for rows in (train, test))
-    train_texts, test_texts = texts
-    return Texts(train_texts, np.array(y), test_texts, np.array(y_test), names)
+    y, y_test = (np.array([number[intent] for _, intent in rows]) for rows in (train, test))
+    return Texts([text for text, _ in train], y, [text for text, _ in test], y_test, names)

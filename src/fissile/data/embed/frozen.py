@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,9 +16,8 @@ from fissile._common.errors import FissileError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["PRECISIONS", "Encoder", "ImageEncoder", "TextEncoder"]
+__all__ = ["Encoder", "ImageEncoder", "TextEncoder", "fingerprint", "foreign", "reason"]
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 #: Longer than models read, so that it also tells how much of a text they do.
 _TEXT = "The Quick brown fox costs 12.50, doesn't it? " * 60
 
@@ -52,10 +51,37 @@ class Encoder(Protocol):
         """Return the features of what ``prepare`` returned, (n, width), floats on the CPU."""
 
 
-class ImageEncoder:
+class _Frozen:
+    """A module on a device, frozen: in mixed precision on a GPU and in floats elsewhere."""
+
+    def __init__(self, name: str, module: Any, device: torch.device | str) -> None:
+        self.name, self._device, self._dtype = name, torch.device(device), torch.float32
+        if self._device.type == "cuda":
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+            self._dtype = torch.bfloat16 if fast else torch.float16
+        self._weights = fingerprint(module)
+        self._module = module.eval().requires_grad_(False).to(self._device)
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        mixed = self._dtype != torch.float32
+        with (
+            torch.inference_mode(),
+            torch.autocast(self._device.type, self._dtype) if mixed else nullcontext(),
+        ):
+            yield
+
+    def _note(self, probed: Tensor) -> None:
+        """Note what the features of a known item say about the encoder."""
+        self.width = probed.shape[1]
+        precision = str(self._dtype).removeprefix("torch.")
+        self.key = f"{precision} {self._weights} {_rounded(probed[0])}"
+
+
+class ImageEncoder(_Frozen):
     """A module, frozen, as an encoder of images.
 
-    >>> ImageEncoder("resnet", resnet, square(224)).encode([prepared]).shape
+    >>> ImageEncoder("resnet", resnet, prepare).encode([prepare(image)]).shape
     torch.Size([1, 512])
     """
 
@@ -69,26 +95,19 @@ class ImageEncoder:
         *,
         forward: Callable[[Tensor], Tensor] | None = None,
         device: torch.device | str = "cpu",
-        precision: str | None = None,
     ) -> None:
-        self.name, self.prepare = name, prepare
-        self._device = torch.device(device)
-        self._precision = chosen_precision(precision, self._device)
-        weights = fingerprint(module)
-        frozen = module.eval().requires_grad_(False)
+        super().__init__(name, module, device)
         # The layout convolutions are fastest in; others do not mind.
-        frozen.to(self._device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._forward = forward or frozen
-        probed = self.encode([prepare(gradient())])
-        self.width = probed.shape[1]
-        self.key = f"{self._precision} {weights} {rounded(probed[0])}"
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.prepare, self._forward = prepare, forward or module
+        self._note(self.encode([prepare(_gradient())]))
 
     def encode(self, batch: Sequence[Tensor]) -> Tensor:
         """Return the features of prepared images, (n, width)."""
         images = torch.stack(list(batch))
         if self._device.type == "cuda":
             images = images.pin_memory()
-        with torch.inference_mode(), mixed(self._device, self._precision):
+        with self._inference():
             images = images.to(self._device, non_blocking=True)
             images = images.contiguous(memory_format=torch.channels_last)
             features = self._forward(images)
@@ -99,7 +118,7 @@ class ImageEncoder:
             return features.flatten(1).float().cpu()
 
 
-class TextEncoder:
+class TextEncoder(_Frozen):
     """A model of sentence-transformers, frozen, as an encoder of texts.
 
     >>> TextEncoder("minilm", SentenceTransformer(path)).encode(["how much is it?"]).shape
@@ -108,22 +127,9 @@ class TextEncoder:
 
     kind = "text"
 
-    def __init__(
-        self,
-        name: str,
-        model: Any,
-        *,
-        device: torch.device | str = "cpu",
-        precision: str | None = None,
-    ) -> None:
-        self.name = name
-        self._device = torch.device(device)
-        self._precision = chosen_precision(precision, self._device)
-        weights = fingerprint(model)
-        self._model = model.eval().requires_grad_(False).to(self._device)
-        probed = self.encode([_TEXT])
-        self.width = probed.shape[1]
-        self.key = f"{self._precision} {weights} {rounded(probed[0])}"
+    def __init__(self, name: str, model: Any, *, device: torch.device | str = "cpu") -> None:
+        super().__init__(name, model, device)
+        self._note(self.encode([_TEXT]))
 
     def prepare(self, text: str) -> str:
         """Return the text as it is: it becomes tokens together with others of its length."""
@@ -131,34 +137,12 @@ class TextEncoder:
 
     def encode(self, batch: Sequence[str]) -> Tensor:
         """Return the features of texts, (n, width)."""
-        with torch.inference_mode(), mixed(self._device, self._precision):
+        with self._inference():
             # Goes by length inside, so that little is spent on padding.
-            features: Tensor = self._model.encode(
+            features: Tensor = self._module.encode(
                 list(batch), batch_size=64, convert_to_tensor=True, show_progress_bar=False
             )
         return features.float().cpu()
-
-
-def chosen_precision(precision: str | None, device: torch.device) -> str:
-    """Return what to compute in: unless told, mixed precision on a GPU and floats elsewhere.
-
-    >>> chosen_precision(None, torch.device("cpu"))
-    'float32'
-    """
-    if precision is None:
-        if device.type != "cuda":
-            return "float32"
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-    if precision not in PRECISIONS:
-        raise FissileError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}; give one")
-    return precision
-
-
-def mixed(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Return the context in which products are computed in a precision."""
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, PRECISIONS[precision])
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -169,36 +153,54 @@ def fingerprint(module: nn.Module) -> str:
     """
     digest = hashlib.blake2b(digest_size=8)
     for name, value in module.state_dict().items():
-        if not isinstance(value, Tensor):
-            continue
-        digest.update(name.encode())
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
+        if isinstance(value, Tensor):
+            digest.update(name.encode())
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def gradient() -> Image:
-    """Return an image of which every preprocessing makes something else.
-
-    >>> gradient().size
-    (320, 256)
-    """
+def _gradient() -> Image:
+    """Return an image of which every preprocessing makes something else."""
     from PIL import Image
 
     y, x = np.mgrid[0:256, 0:320]
     return Image.fromarray(np.stack([y, x * 4 // 5, (x * y) % 256], axis=-1).astype(np.uint8))
 
 
-def rounded(features: Tensor) -> str:
+def _rounded(features: Tensor) -> str:
     """Return the length of a row of features and some of its Fourier coefficients, rounded.
 
-    Few numbers, since of many one would always lie where rounding errors turn it over.
-
-    >>> rounded(torch.tensor([3.0, 4.0]))
-    '5 -0.1081 -0.5826 0.1980'
+    With many numbers, rounding errors would always turn the last digit of one over.
     """
     row = features.double()
     length = row.norm()
     angle = torch.arange(len(row), dtype=torch.double) * (2 * torch.pi / max(1, len(row)))
     waves = [(row @ torch.cos(k * angle + k)) / length.clamp_min(1e-12) for k in (1, 2, 3)]
     return " ".join([f"{length:.4g}", *(f"{wave:.4f}" for wave in waves)])
+
+
+@contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """Turn any error of an encoder's library into one of ours that says what failed.
+
+    >>> with foreign("item 3 of train could not be encoded"):
+    ...     raise RuntimeError("no such layer")
+    Traceback (most recent call last):
+    fissile._common.errors.FissileError: item 3 of train could not be encoded: no such layer
+    """
+    try:
+        yield
+    except FissileError:
+        raise
+    except Exception as error:
+        raise FissileError(f"{what}: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """Return an error's message in one line.
+
+    >>> reason(RuntimeError("no network\\n  try again"))
+    'no network try again'
+    """
+    return " ".join(str(error).split()) or type(error).__name__

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,23 @@ import torch
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError, whole
-from fissile.data.embed.encoders import Encoder
+from fissile._common.progress import ProgressBar
+from fissile.data.disk import locked
 from fissile.data.embed.encoders import encoder as find_encoder
-from fissile.data.embed.part import Part, sweep
-from fissile.data.embed.pca import fit
-from fissile.data.embed.progress import Watcher
+from fissile.data.embed.frozen import Encoder, foreign
+from fissile.data.embed.part import Part
 from fissile.data.embed.sources import Source
 from fissile.data.embed.sources import source as find_source
-from fissile.data.embed.trouble import foreign
 from fissile.data.features import read_features, write_features
 from fissile.data.sets import Labelled, chunks, mean_length
 
-__all__ = ["DTYPES", "embed"]
+__all__ = ["DTYPES", "components", "embed", "stem"]
 
 DTYPES = ("float16", "float32")
 _FORMATS = (".npz", ".safetensors", "")
-_AHEAD = 2  # batches that are being made ready while the encoder is busy
+_AHEAD = 3  # batches that are read and decoded while the encoder is busy
+#: What the catalogue calls an encoder that has another name.
+_SHORT = {"all-MiniLM-L6-v2": "minilm"}
 
 
 def embed(
@@ -43,7 +46,7 @@ def embed(
     pca: int | None = None,
     normalize: bool = False,
     dtype: str = "float16",
-    watcher: Watcher | None = None,
+    progress: ProgressBar | None = None,
 ) -> Labelled:
     """Encode a training and a test set into a features file, and return what the file holds.
 
@@ -62,53 +65,100 @@ def embed(
         pca: keep so many principal components, fitted on the training set.
         normalize: scale every row to unit length (before the components are taken).
         dtype: of the file, "float16" or "float32".
-        watcher: is told how far it is.
+        progress: shows how far it is.
     """
-    to, watcher = Path(to), watcher or Watcher()
-    _check_target(to)
+    to = Path(to)
+    folder, lock = (to.with_name(f"{to.name}.{suffix}") for suffix in ("part", "lock"))
+    if to.suffix not in _FORMATS:
+        raise FileError(f"{to}: cannot write {to.suffix}; give .npz, .safetensors or a folder")
+    if to.exists() and not folder.exists():
+        raise _exists(to)
     if dtype not in DTYPES:
         raise FissileError(f"dtype={dtype!r} is none of {', '.join(DTYPES)}; give one")
     whole("batch", batch, least=1)
-    found = source if isinstance(source, Source) else find_source(source)
-    coder = find_encoder(encoder, device) if isinstance(encoder, str) else encoder
-    _check_fit(found, coder, pca)
+    threads = min(16, os.cpu_count() or 1) if workers is None else workers
+    whole("workers", threads, least=1)
+    items = source if isinstance(source, Source) else find_source(source)
+    model = find_encoder(encoder, device) if isinstance(encoder, str) else encoder
+    _check_fit(items, model, pca)
     what = {
-        "source": found.key, "encoder": coder.name, "weights": coder.key, "batch": batch,
+        "source": items.key, "encoder": model.name, "weights": model.key, "batch": batch,
         "normalize": normalize, "pca": pca,
     }  # fmt: skip
-    shapes = {name: (len(split.items), coder.width) for name, split in found.splits.items()}
-    with Part(_part(to), what, shapes, dtype if pca is None else "float32") as part:
-        _check_unfinished(to, part)
-        watcher.begin(sum(n for n, _ in shapes.values()), sum(part.done.values()))
-        for name in found.splits:
-            _encode(part, name, found, coder, batch, workers, normalize, watcher)
-        _write(to, part, found, coder.name, pca, normalize, dtype)
+    shapes = {name: (len(split.items), model.width) for name, split in items.splits.items()}
+    busy = f"another process works in {folder}; wait for it, or give another target"
+    with locked(lock, busy):
+        part = Part(folder, what, shapes, dtype if pca is None else "float32")
+        if to.exists() and not part.complete:  # a complete part was only not removed
+            if not any(part.done.values()):
+                part.remove()
+            raise _exists(to)
+        if progress is not None:
+            progress.start(sum(n for n, _ in shapes.values()), done=sum(part.done.values()))
+        for split in items.splits:
+            for rows in _features(items, model, split, part, batch, threads, normalize):
+                part.append(split, rows)
+                if progress is not None:
+                    progress.advance(len(rows))
+        _write(to, part, items, model.name, pca, normalize, dtype)
         part.remove()
     return read_features(to)
 
 
-def _part(to: Path) -> Path:
-    return to.with_name(f"{to.name}.part")
+def stem(
+    source: str, encoder: str, width: int, *, pca: int | None = None, normalize: bool = False
+) -> str:
+    """Return the name by which the catalogue finds features: the set, the encoder, the width.
+
+    >>> stem("cifar100", "open_clip:ViT-B-16/openai", 512)
+    'cifar100-clip-vit-b-16'
+    >>> stem("cifar100", "open_clip:ViT-L-14/openai", 768, pca=512)
+    'cifar100-clip-vit-l-14-768-pca512'
+    >>> stem("cifar100", "efficientnet_lite:2", 1280, pca=512)
+    'cifar100-efficientnet-lite2-512'
+    """
+    encoder = _SHORT.get(encoder, encoder)
+    family, _, rest = encoder.partition(":")
+    if family == "open_clip":
+        # The paper's encoder has the short name; it always gives 512 features.
+        words = f"clip-{rest.removesuffix('/openai')}" + ("" if width == 512 else f"-{width}")
+    elif family == "efficientnet_lite":
+        # Fewer than there are can only be components; the catalogue calls them so.
+        width, pca = (pca, None) if pca is not None and pca < width else (width, pca)
+        words = f"efficientnet-lite{rest}-{width}"
+    else:
+        words = f"{encoder}-{width}"
+    words = f"{source}-{words}" + ("" if pca is None else f"-pca{pca}")
+    words += "-unit" if normalize else ""
+    return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-")
 
 
-def _check_target(to: Path) -> None:
-    if to.suffix not in _FORMATS:
-        raise FileError(f"{to}: cannot write {to.suffix}; give .npz, .safetensors or a folder")
-    sweep(_part(to))
-    if to.exists() and not _part(to).exists():
-        raise _there(to)
+def components(x: NDArray[Any], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean (width,) and the first principal directions (width, count) of rows.
+
+    >>> mean, directions = components(np.random.default_rng(0).random((100, 8)), 3)
+    >>> directions.shape
+    (8, 3)
+
+    Exact, and read piece by piece; scikit-learn's IncrementalPCA would only approximate them.
+    """
+    samples, width = x.shape
+    total = sum((part.astype(np.float64).sum(0) for part in chunks(x)), np.zeros(width))
+    mean, scatter = total / samples, np.zeros((width, width))
+    for part in chunks(x):
+        centred = part.astype(np.float64) - mean
+        scatter += centred.T @ centred
+    directions = np.linalg.eigh(scatter)[1][:, ::-1][:, :count]
+    # A direction and its opposite are as good: the larger entries shall be positive.
+    largest = directions[np.abs(directions).argmax(0), np.arange(count)]
+    return mean, directions * np.sign(largest)
 
 
-def _there(to: Path) -> FileError:
+# --- helpers
+
+
+def _exists(to: Path) -> FileError:
     return FileError(f"{to} is there already; remove it, or give another target")
-
-
-def _check_unfinished(to: Path, part: Part) -> None:
-    """Refuse to encode for a target that is there; only a complete part was just not removed."""
-    if to.exists() and not part.complete:
-        if not any(part.done.values()):
-            part.remove()
-        raise _there(to)
 
 
 def _check_fit(source: Source, encoder: Encoder, pca: int | None) -> None:
@@ -124,77 +174,63 @@ def _check_fit(source: Source, encoder: Encoder, pca: int | None) -> None:
         )
 
 
-def _encode(
-    part: Part,
-    name: str,
+def _features(
     source: Source,
     encoder: Encoder,
+    split: str,
+    part: Part,
     batch: int,
-    workers: int | None,
+    threads: int,
     normalize: bool,
-    watcher: Watcher,
-) -> None:
-    """Encode what is missing of a split."""
-    items = source.splits[name].items
-
-    def ready(number: int) -> Any:
-        item = items[number]
-        called = f" ({item})" if isinstance(item, str) and source.kind == "images" else ""
-        with foreign(f"{encoder.name} cannot take item {number:,} of {name}{called}"):
-            return encoder.prepare(source.open(item))
-
-    for begin, prepared in _ahead(len(items), ready, part.done[name], batch, workers):
-        where = f"item {begin:,} and after, {name}"
-        features = _encoded(encoder, prepared, batch, where)
+) -> Iterator[NDArray[Any]]:
+    """Yield the features of a split that are missing, batch by batch."""
+    for begin, prepared in _prepared(source, encoder, split, part.done[split], batch, threads):
+        where = f"item {begin:,} and after, {split}"
+        with foreign(f"{encoder.name} failed ({where})"):
+            try:
+                features = encoder.encode(prepared).numpy()
+            except torch.OutOfMemoryError:
+                raise FissileError(
+                    f"batch={batch} does not fit into memory; give a smaller one"
+                ) from None
         if normalize:
             features = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-        _check_rows(features, encoder, part.dtype, where)
-        part.append(name, features)
-        watcher.advance(len(features))
-
-
-def _encoded(encoder: Encoder, prepared: list[Any], batch: int, where: str) -> NDArray[Any]:
-    with foreign(f"{encoder.name} failed ({where})"):
-        try:
-            return encoder.encode(prepared).numpy()
-        except torch.OutOfMemoryError:
+        if features.ndim != 2 or features.shape[1] != encoder.width:
             raise FissileError(
-                f"batch={batch} does not fit into memory; give a smaller one"
-            ) from None
+                f"{encoder.name} gave {features.shape}, not rows of {encoder.width} ({where})"
+            )
+        if not np.isfinite(features).all():
+            raise FissileError(f"{encoder.name} gave NaN or infinity ({where}); give it other data")
+        _check_range(features, encoder.name, part.dtype)
+        yield features
 
 
-def _ahead(
-    count: int,
-    ready: Callable[[int], Any],
-    start: int,
-    batch: int,
-    workers: int | None,
+def _prepared(
+    source: Source, encoder: Encoder, split: str, start: int, batch: int, threads: int
 ) -> Iterator[tuple[int, list[Any]]]:
-    """Yield batches made ready by a few threads, which stay a little ahead."""
-    threads = min(16, os.cpu_count() or 1) if workers is None else workers
-    waiting: deque[tuple[int, list[Future[Any]]]] = deque()
-    pool = ThreadPoolExecutor(whole("workers", threads, least=1))
+    """Yield batches of prepared items; a few threads stay a little ahead."""
+    items = source.splits[split].items
+    pool = ThreadPoolExecutor(threads)
+
+    def prepare(number: int) -> Any:
+        item = items[number]
+        called = f" ({item})" if isinstance(item, str) and source.kind == "images" else ""
+        with foreign(f"{encoder.name} cannot take item {number:,} of {split}{called}"):
+            return encoder.prepare(source.open(item))
+
+    def submit(begin: int) -> tuple[int, list[Future[Any]]]:
+        numbers = range(begin, min(begin + batch, len(items)))
+        return begin, [pool.submit(prepare, number) for number in numbers]
+
+    batches = map(submit, range(start, len(items), batch))
     try:
-        for begin in range(start, count, batch):
-            chosen = range(begin, min(begin + batch, count))
-            waiting.append((begin, [pool.submit(ready, number) for number in chosen]))
-            if len(waiting) > _AHEAD:
-                begin, futures = waiting.popleft()
-                yield begin, [future.result() for future in futures]
-        for begin, futures in waiting:
+        waiting = deque(islice(batches, _AHEAD))
+        while waiting:
+            begin, futures = waiting.popleft()
             yield begin, [future.result() for future in futures]
+            waiting.extend(islice(batches, 1))
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _check_rows(features: NDArray[Any], encoder: Encoder, dtype: np.dtype[Any], where: str) -> None:
-    if features.ndim != 2 or features.shape[1] != encoder.width:
-        raise FissileError(
-            f"{encoder.name} gave {features.shape}, not rows of {encoder.width} ({where})"
-        )
-    if not np.isfinite(features).all():
-        raise FissileError(f"{encoder.name} gave NaN or infinity ({where}); give it other data")
-    _check_range(features, encoder.name, dtype)
 
 
 def _check_range(features: NDArray[Any], name: str, dtype: np.dtype[Any]) -> None:
@@ -223,11 +259,11 @@ def _projected(
     part: Part, rows: dict[str, NDArray[Any]], pca: int, dtype: str
 ) -> dict[str, NDArray[Any]]:
     """Return the principal components of all rows, mapped from the part."""
-    components = fit(rows["train"], pca)
+    mean, directions = components(rows["train"], pca)
 
     def pieces(x: NDArray[Any]) -> Iterator[NDArray[Any]]:
         for chunk in chunks(x):
-            piece = components(chunk)
+            piece = (chunk - mean) @ directions
             _check_range(piece, f"PCA {pca}", np.dtype(dtype))
             yield piece
 

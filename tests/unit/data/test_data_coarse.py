@@ -8,7 +8,7 @@ import pytest
 from labelled import feature_table, features
 
 from fissile import FileError, FissileError
-from fissile.data import catalogue, check, load, places, write_features
+from fissile.data import catalogue, check, load, write_features
 from fissile.data.catalogue import find
 from fissile.data.cifar import COARSE, SUPERCLASSES, coarsened
 from fissile.data.entries import ENTRIES
@@ -53,7 +53,7 @@ def nowhere(tmp_path, monkeypatch):
     """A machine without data, but for what a test puts there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("FISSILE_DATA", raising=False)
-    monkeypatch.setattr(places, "SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(catalogue, "SYSTEM", tmp_path / "system")
 
 
 def test_every_superclass_has_five_classes():

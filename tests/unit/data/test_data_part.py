@@ -38,16 +38,6 @@ def test_two_at_once(site, to):
     assert beside(to) == ["a.tar.gz"]
 
 
-def test_a_part_that_was_moved_to_its_place_meanwhile(site, to, monkeypatch):
-    def late(file, _):
-        os.replace(to.parent / "a.tar.gz.part", to)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(FileError, match="another process is downloading this"):
-        download(site.url, to)
-    assert beside(to) == ["a.tar.gz"]
-
-
 def test_a_disk_without_locks(site, to, monkeypatch):
     def none(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -11,9 +11,6 @@ import numpy as np
 import pyarrow
 import pytest
 from labelled import (
-    CIFAR,
-    cifar_folder,
-    cifar_parts,
     cifar_tables,
     encoded,
     feature_table,
@@ -27,12 +24,11 @@ from pyarrow import parquet
 from fissile import FileError
 from fissile.data import catalogue, cifar, read_features, tables, write_features
 from fissile.data.cifar import read_cifar
-from fissile.data.disk import _settle, printable, reading
-from fissile.data.folder import ImageFolder, decode
+from fissile.data.disk import _printable, reading, replacing_folder
+from fissile.data.embed.sources import decode, of_folder
 from fissile.data.idx import read_idx
 
 DATA = images()
-PARTS = cifar_parts(DATA)
 
 
 def test_an_idx_file_is_held_once_and_has_a_limit(tmp_path):
@@ -97,12 +93,6 @@ def test_a_large_image_that_many_rows_share_is_not_repeated(tmp_path):
     assert batch.nbytes < 2**21
     with pytest.raises(FileError, match="a row holds no image, or a large one"):
         read_cifar(tmp_path)
-
-
-def test_labels_beyond_the_rows_are_refused(tmp_path):
-    parts = PARTS | {"train": cifar_parts(DATA, fine_labels=np.zeros(70_001, np.uint8))["train"]}
-    with pytest.raises(FileError, match="no list of whole numbers"):
-        read_cifar(cifar_folder(tmp_path / CIFAR, parts))
 
 
 def equal_rows(path, rows, width):
@@ -177,10 +167,10 @@ def test_files_are_flushed_through_a_handle_that_may_write(tmp_path, monkeypatch
     monkeypatch.setattr(
         os, "fsync", lambda handle: modes.append(fcntl.fcntl(handle, fcntl.F_GETFL))
     )
-    (tmp_path / "a").write_bytes(b"kept")
-    _settle(tmp_path / "a")
+    with replacing_folder(tmp_path / "new", frozenset()) as beside:
+        (beside / "a").write_bytes(b"kept")
     assert [mode & os.O_ACCMODE for mode in modes] == [os.O_RDWR]
-    assert (tmp_path / "a").read_bytes() == b"kept"
+    assert (tmp_path / "new" / "a").read_bytes() == b"kept"
 
 
 CLEAR = "\x1b[2J\x1b]0;owned\x07\u202e"
@@ -195,7 +185,7 @@ def test_no_file_speaks_to_the_terminal(tmp_path):
     with pytest.raises(FileError) as caught, reading(f"{tmp_path}/{CLEAR}"):
         raise RuntimeError(CLEAR)
     assert str(caught.value).isprintable()
-    assert printable("dög – “naïve”") == "dög – “naïve”"
+    assert _printable("dög – “naïve”") == "dög – “naïve”"
 
 
 @pytest.mark.parametrize("told", [{"encoder": CLEAR}, {"names": ("a", CLEAR, "c")}])
@@ -222,7 +212,7 @@ def test_classes_of_a_folder_are_printable(tmp_path):
         (tmp_path / split / name).mkdir(parents=True)
         Image.new("RGB", (2, 2)).save(tmp_path / split / name / "a.png")
     with pytest.raises(FileError, match="no plain text; rename its folder"):
-        ImageFolder.open(tmp_path)
+        of_folder(tmp_path)
 
 
 def test_names_in_a_pickle_or_beside_tables_are_texts(tmp_path):

@@ -13,8 +13,9 @@ from torch import nn
 from fissile._common.errors import FileError, FissileError
 from fissile.cli.__main__ import main
 from fissile.data.embed import encoder
+from fissile.data.embed.encoders import square
 from fissile.data.embed.frozen import ImageEncoder, TextEncoder, fingerprint
-from fissile.data.embed.names import stem
+from fissile.data.embed.run import stem
 from fissile.data.entries import ENTRIES
 
 HERE = f"module:{__name__}"
@@ -79,15 +80,24 @@ def test_a_module_of_ones_own(factory, side):
 
 def test_mixed_precision():
     torch.manual_seed(0)
-    full, mixed = encoder(f"{HERE}:net"), encoder(f"{HERE}:net", precision="bfloat16")
+    full, mixed = encoder(f"{HERE}:net"), encoder(f"{HERE}:net")
     mixed._forward.load_state_dict(full._forward.state_dict())
+    mixed._dtype = torch.bfloat16  # as on a GPU
     images = pictures(full)
     exact, rough = full.encode(images), mixed.encode(images)
     assert rough.dtype == torch.float32
     assert not torch.equal(exact, rough)
     torch.testing.assert_close(rough, exact, rtol=0.05, atol=0.05)
     assert full.key.split()[0] == "float32"
+    mixed._note(rough)
     assert mixed.key.split()[0] == "bfloat16"
+
+
+def test_the_middle_of_an_image_is_kept():
+    wide = np.zeros((10, 30, 3), np.uint8)
+    wide[:, 10:20] = 200
+    assert (square(10)(Image.fromarray(wide)) == 200).all()
+    assert square(10)(Image.fromarray(np.zeros((50, 20, 3), np.uint8))).shape == (3, 10, 10)
 
 
 def test_other_weights_have_another_key():
@@ -179,11 +189,6 @@ def test_texts_pass_as_they_are():
 def test_bad_names(spec, advice):
     with pytest.raises(FissileError, match=advice):
         encoder(spec)
-
-
-def test_bad_precision():
-    with pytest.raises(FissileError, match="none of float32, bfloat16, float16"):
-        encoder(f"{HERE}:net", precision="int4")
 
 
 @pytest.mark.parametrize(
