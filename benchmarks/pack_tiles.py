@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from about import made, needs_gpu
 
-from fissile.packed.gpu import Tiles, owned_tiles
-from fissile.packed.gpu.launch import owned_linear
+from fissile.packed.gpu import Tiles, partitioned_tiles
+from fissile.packed.gpu.launch import partitioned_linear
 
 SIZES = [(4096, 4096), (14336, 4096), (28672, 8192)]
 BITS, BATCHES = (3, 2, 1), (1, 4, 8, 16)
@@ -52,7 +52,9 @@ def checked(case, h=512):
     d, batch, bits, tiles = case
     x, weight = layer(h, d, batch)
     try:
-        found = owned_linear(x, weight, None, None, 2**bits, "none", tiles).view(batch, -1, 2**bits)
+        found = partitioned_linear(x, weight, None, None, 2**bits, "none", tiles).view(
+            batch, -1, 2**bits
+        )
     except RuntimeError as error:
         return f"{tiles}: {error}"
     owner = weight.view(torch.int16) & (2**bits - 1)
@@ -90,7 +92,7 @@ def timed(d, batch, bits, weights, usable):
     for tiles in usable:
 
         def call(i, tiles=tiles):
-            return owned_linear(x, weights[i], None, None, 2**bits, "none", tiles)
+            return partitioned_linear(x, weights[i], None, None, 2**bits, "none", tiles)
 
         found.append((round(microseconds(call, copies), 2), tiles))
     again = microseconds(lambda i: torch.nn.functional.linear(x, weights[i]), copies)
@@ -124,7 +126,7 @@ def main():
                 raise SystemExit(f"{name}: {said}")
             usable = [t for t in candidates(batch) if (d, full, bits, t) not in wrong]
             dense, found = timed(d, batch, bits, weights, [None] if options.rule else usable)
-            print(f"{name}: dense {dense}, rule {owned_tiles(batch, h, d, bits, 2, False)}")
+            print(f"{name}: dense {dense}, rule {partitioned_tiles(batch, h, d, bits, 2, False)}")
             for time, tiles in found[:4]:
                 print(f"    {time:8.2f} µs, {time / min(dense):.3f} of dense: {tiles}")
             cases[name] = {"dense": dense, "tiles": found}

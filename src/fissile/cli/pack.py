@@ -156,11 +156,11 @@ def _contestants(
 ) -> Iterator[_Contest]:
     """Yield every linear layer, and the whole network if it is known, with what they take."""
     from fissile.packed.convert import unpacked_layer
-    from fissile.packed.files import narrow_sizes
+    from fissile.packed.files import dense_sizes
     from fissile.packed.layers import Packed
     from fissile.packed.timing import layer_rivals
 
-    sizes = narrow_sizes(content.recipe)
+    sizes = dense_sizes(content.recipe)
     for name, layer in content.layers.items():
         wide = unpacked_layer(layer) if isinstance(layer, Packed) else layer
         if isinstance(wide, SparseLinear):

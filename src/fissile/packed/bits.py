@@ -31,10 +31,10 @@ __all__ = [
     "owner_bits",
     "pattern_of",
     "read_groups",
-    "read_places",
+    "read_mask",
     "to_bytes",
     "write_groups",
-    "write_places",
+    "write_mask",
 ]
 
 
@@ -162,7 +162,7 @@ class Carrier:
     owner_bits: int
 
 
-def write_places(mask: Bool[Tensor, " places"]) -> Bool[Tensor, " bits"]:
+def write_mask(mask: Bool[Tensor, " places"]) -> Bool[Tensor, " bits"]:
     """Write down which places are taken; a reader knows how many there are and how many of them.
 
     The rarer kind is listed as Elias and Fano did, low bits apart from a unary code of the high
@@ -178,8 +178,8 @@ def write_places(mask: Bool[Tensor, " places"]) -> Bool[Tensor, " bits"]:
     return torch.cat([high, _digits(at, low).flatten()])
 
 
-def read_places(reader: Reader, places: int, taken: int) -> Bool[Tensor, " places"]:
-    """Read what :func:`write_places` wrote."""
+def read_mask(reader: Reader, places: int, taken: int) -> Bool[Tensor, " places"]:
+    """Read what :func:`write_mask` wrote."""
     if not 0 <= taken <= places:
         raise FileError(f"the pattern is damaged: {taken} weights in {places} places")
     low = _code(places, taken)
@@ -211,8 +211,8 @@ def write_groups(mask: Bool[Tensor, "groups size"]) -> Bool[Tensor, " bits"]:
     return torch.cat(
         [
             _digits(counts, _COUNT).flatten(),
-            write_places(some),
-            write_places(part),
+            write_mask(some),
+            write_mask(part),
             mask[some][part].flatten(),
         ]
     )
@@ -223,8 +223,8 @@ def read_groups(
 ) -> tuple[Bool[Tensor, " groups"], Bool[Tensor, "stored size"]]:
     """Return which groups are stored, and which of their weights exist."""
     stored, parts = _number(reader.take(2 * _COUNT), _COUNT).tolist()
-    some = read_places(reader, groups, stored)
-    part = read_places(reader, stored, parts)
+    some = read_mask(reader, groups, stored)
+    part = read_mask(reader, stored, parts)
     inside = torch.ones(stored, size, dtype=torch.bool, device="cpu")
     inside[part] = reader.take(parts * size).view(-1, size)
     if int(inside.count_nonzero()) != taken or not bool(inside.any(1).all()):

@@ -16,19 +16,19 @@ from torch.nn import functional
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Float, Int
 from fissile.packed.bits import MANTISSA, owner_bits
-from fissile.packed.format import bitmap_dense, owned_dense
+from fissile.packed.format import masked_dense, partitioned_dense
 
 __all__ = [
     "MOST_BITS",
     "Activation",
     "activated",
-    "bitmap",
     "block",
     "few_children",
     "is_odd",
     "is_traced",
     "kernels_for",
-    "owned",
+    "masked_linear",
+    "partitioned_linear",
     "ready",
     "refuse_gradients",
 ]
@@ -39,7 +39,7 @@ Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 MOST_BITS = 3
 
 
-def owned(
+def partitioned_linear(
     x: Float[Tensor, "*batch inputs"],
     weight: Float[Tensor, "parents inputs"],
     planes: Int[Tensor, "bits parents bytes"] | None,
@@ -51,11 +51,11 @@ def owned(
     flat, shape, dtype = ready(x, weight, bias, weight.shape[1], alpha * weight.shape[0])
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)
-    how = _owned_op if is_odd(flat) else _owned
+    how = _partitioned_op if is_odd(flat) else _partitioned
     return _shaped(how(flat, weight, planes, bias, alpha, activation), shape, dtype)
 
 
-def bitmap(
+def masked_linear(
     x: Float[Tensor, "*batch inputs"],
     weight: Float[Tensor, " stored"],
     live: Int[Tensor, "outputs bytes"],
@@ -69,7 +69,7 @@ def bitmap(
     flat, shape, dtype = ready(x, weight, bias, inputs, len(live))
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)
-    how = _bitmap_op if is_odd(flat) else _bitmap
+    how = _masked_op if is_odd(flat) else _masked
     return _shaped(how(flat, weight, live, start, bias, group, activation), shape, dtype)
 
 
@@ -201,7 +201,7 @@ def _kernels(kind: str) -> ModuleType | None:
     return None
 
 
-def _owned(
+def _partitioned(
     x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
     activation: Activation,
 ) -> Tensor:  # fmt: skip
@@ -209,17 +209,18 @@ def _owned(
     if x.is_meta:
         return x.new_empty(len(x), alpha * len(weight))
     kernels = kernels_for(x.device) if few_children(alpha) else None
-    if kernels is None:
-        wide = owned_dense(weight, planes, alpha)
-    elif kernels.takes(len(x), weight.dtype, owner_bits(alpha), planes=planes is not None):
-        y: Tensor = kernels.owned_linear(x, weight, planes, bias, alpha, activation)
+    bits, plane = owner_bits(alpha), planes is not None
+    if kernels is not None and kernels.takes(len(x), weight.dtype, bits, planes=plane):
+        y: Tensor = kernels.partitioned_linear(x, weight, planes, bias, alpha, activation)
         return y
+    if kernels is None or x.is_cpu:
+        wide = partitioned_dense(weight, planes, alpha)
     else:
-        wide = kernels.owned_written(weight, planes, alpha)
+        wide = kernels.partitioned_written(weight, planes, alpha)
     return activated(functional.linear(x, wide, bias), activation)
 
 
-def _bitmap(
+def _masked(
     x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
     activation: Activation,
 ) -> Tensor:  # fmt: skip
@@ -227,13 +228,13 @@ def _bitmap(
     if x.is_meta:
         return x.new_empty(len(x), len(live))
     kernels = kernels_for(x.device)
-    if kernels is None:
-        wide = bitmap_dense(weight, live, group, x.shape[-1])
-    elif kernels.takes(len(x), weight.dtype, None, group=group):
-        y: Tensor = kernels.bitmap_linear(x, weight, live, start, bias, group, activation)
+    if kernels is not None and kernels.takes(len(x), weight.dtype, None, group=group):
+        y: Tensor = kernels.masked_linear(x, weight, live, start, bias, group, activation)
         return y
+    if kernels is None or x.is_cpu:
+        wide = masked_dense(weight, live, group, x.shape[-1])
     else:
-        wide = kernels.bitmap_written(weight, live, start, x.shape[-1], group)
+        wide = kernels.masked_written(weight, live, start, x.shape[-1], group)
     return activated(functional.linear(x, wide, bias), activation)
 
 
@@ -249,23 +250,23 @@ def activated(y: Tensor, activation: Activation) -> Tensor:
 
 
 # For torch.compile the kernels are opaque operators, whatever is behind them.
-_owned_op = torch.library.custom_op(
-    "fissile::owned_linear",
-    _owned,
+_partitioned_op = torch.library.custom_op(
+    "fissile::partitioned_linear",
+    _partitioned,
     mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor? planes, Tensor? bias, int alpha, str activation)"
     " -> Tensor",
 )
-_bitmap_op = torch.library.custom_op(
-    "fissile::bitmap_linear",
-    _bitmap,
+_masked_op = torch.library.custom_op(
+    "fissile::masked_linear",
+    _masked,
     mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor live, Tensor start, Tensor? bias, int group,"
     " str activation) -> Tensor",
 )
 
 
-@_owned_op.register_fake
+@_partitioned_op.register_fake
 def _(
     x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
     activation: str,
@@ -273,7 +274,7 @@ def _(
     return x.new_empty(x.shape[0], alpha * weight.shape[0])
 
 
-@_bitmap_op.register_fake
+@_masked_op.register_fake
 def _(
     x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
     activation: str,

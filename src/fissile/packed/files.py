@@ -27,24 +27,26 @@ from fissile.packed.bits import (
     from_bytes,
     owner_bits,
     read_groups,
-    read_places,
+    read_mask,
     to_bytes,
 )
 from fissile.packed.convert import (
-    bitmap_like,
     inline_layers,
     living,
-    owned_like,
+    masked_like,
+    partitioned_like,
     settled,
     stream_of,
 )
 from fissile.packed.format import Layout, check_layout
-from fissile.packed.layers import Bitmap, Owned, Packed
+from fissile.packed.layers import Packed, PackedMasked, PackedPartitioned
 
 __all__ = [
     "NEWER",
     "PATTERN",
     "checksum",
+    "dense_bytes",
+    "dense_sizes",
     "entries_of",
     "expanded_entry",
     "for_file",
@@ -53,8 +55,6 @@ __all__ = [
     "is_packed",
     "kernel_in",
     "lengthened",
-    "narrow_bytes",
-    "narrow_sizes",
     "opened",
     "sealed",
     "shortened",
@@ -151,7 +151,7 @@ def entries_of(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Return what a recipe says of packed layers besides what it says of the expanded ones."""
     return {
         name: {"layout": layer.layout}
-        | ({"group": layer.group} if isinstance(layer, Bitmap) else {})
+        | ({"group": layer.group} if isinstance(layer, PackedMasked) else {})
         | ({"kernel": [*layer.kernel_size]} if isinstance(layer, SparseConv2d) else {})
         for name, layer in model.named_modules()
         if isinstance(layer, Packed)
@@ -283,7 +283,9 @@ def _room(weights: Iterable[Tensor]) -> int:
 
 
 def _places(layer: Packed) -> int:
-    return layer.weight.numel() if isinstance(layer, Owned) else prod(layer.matrix_shape)
+    return (
+        layer.weight.numel() if isinstance(layer, PackedPartitioned) else prod(layer.matrix_shape)
+    )
 
 
 def _is_part(key: str, layers: Mapping[str, Packed]) -> bool:
@@ -314,7 +316,7 @@ def _place(
     rows, columns = layer.pattern().flatten(1).shape
     if isinstance(layer, Partitioned):
         rows //= layer.alpha
-        mask = read_places(reader, rows * columns, len(values)).view(rows, columns)
+        mask = read_mask(reader, rows * columns, len(values)).view(rows, columns)
     else:
         group = _group(name, entry, columns)
         some, mask = read_groups(reader, rows * columns // group, group, len(values))
@@ -342,13 +344,13 @@ def _hold(
         planes = tensors[part + "planes"] if layout == "plane" else None
         if weight.shape != (layer.outputs // layer.alpha, columns):
             raise FileError(f"{name}.weight is not the matrix of the recipe")
-        new = owned_like(layer, weight, planes, bias)
+        new = partitioned_like(layer, weight, planes, bias)
     else:
         assert isinstance(layer, Masked)
         live, group = tensors[part + "live"], _group(name, entry, columns)
         if live.ndim != 2 or 8 * live.shape[1] < columns // group or len(live) != layer.outputs:
             raise FileError(f"{name}.live is no bitmap of its groups")
-        new = bitmap_like(layer, weight, live, group, bias, layout)
+        new = masked_like(layer, weight, live, group, bias, layout)
     if wrong := new.misfit():
         raise FileError(f"{name!r} is damaged: {wrong}")
     new.pair = layer.pair
@@ -373,10 +375,10 @@ def _group(name: str, entry: Mapping[str, Any], columns: int) -> int:
 # --- the dense network's size, from the recipe
 
 
-def narrow_sizes(recipe: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def dense_sizes(recipe: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Return the inputs and outputs that layers had before the split, where the recipe says so.
 
-    >>> narrow_sizes(recipe_of(expand(MLP([32, 8, 1]), 2)))
+    >>> dense_sizes(recipe_of(expand(MLP([32, 8, 1]), 2)))
     {'layers.0': (32, 8), 'layers.2': (8, 1)}
     """
     layers = recipe["layers"]
@@ -390,11 +392,11 @@ def narrow_sizes(recipe: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return {name: sizes[name] for name in layers if name in sizes}
 
 
-def narrow_bytes(
+def dense_bytes(
     layers: Mapping[str, Packed], others: Mapping[str, Tensor], recipe: Mapping[str, Any]
 ) -> int | None:
     """Count the bytes of the dense network's tensors; None if the recipe does not tell its size."""
-    sizes, copies = narrow_sizes(recipe), _copies(recipe)
+    sizes, copies = dense_sizes(recipe), _copies(recipe)
     if sizes.keys() != layers.keys():
         return None
     total = 0

@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["MaskedTiles", "Tiles", "can_run", "masked_tiles", "owned_tiles", "takes"]
+__all__ = ["MaskedTiles", "Tiles", "can_run", "masked_tiles", "partitioned_tiles", "takes"]
 
 #: The largest batch for which the kernel beat writing the weight out and one matrix product, by the
 #: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in the weights
 #: (benchmarks/results/pack-limits-h200.json).
-_MOST_OWNED = {1: 512, 2: 512, 3: 256}
+_MOST_PARTITIONED = {1: 512, 2: 512, 3: 256}
 #: The same for float32: with two and with eight children the two are level at 256.
 _MOST_SINGLE = {1: 128, 2: 256, 3: 128}
 #: The same for owners in planes, timed up to this batch, by the bytes of a weight; that of float32
@@ -38,8 +38,8 @@ _MOST_SINGLE = {1: 128, 2: 256, 3: 128}
 _MOST_PLANES = {2: 128, 4: 32}
 #: The same by the size of a group: 4096 and 14336 outputs, 4096 groups, one in `group` stored. (In
 #: float16, the time of 128 samples through groups of two and 4096 outputs is an outlier.)
-_MOST_BITMAP = {1: 1, 2: 128, 4: 128, 8: 256}
-_MOST_BITMAP_SINGLE = 32
+_MOST_MASKED = {1: 1, 2: 128, 4: 128, 8: 256}
+_MOST_MASKED_SINGLE = 32
 
 
 def can_run(device: torch.device | str = "cuda") -> bool:
@@ -73,9 +73,9 @@ def takes(
     """
     single = dtype == torch.float32
     if bits is None:
-        most = _MOST_BITMAP.get(group, 1)
-        return batch <= (min(most, _MOST_BITMAP_SINGLE) if single else most)
-    most = _MOST_OWNED.get(bits, 0)
+        most = _MOST_MASKED.get(group, 1)
+        return batch <= (min(most, _MOST_MASKED_SINGLE) if single else most)
+    most = _MOST_PARTITIONED.get(bits, 0)
     if planes:
         most = min(most, _MOST_PLANES[dtype.itemsize])
     return batch <= (min(most, _MOST_SINGLE.get(bits, 0)) if single else most)
@@ -104,10 +104,10 @@ class Tiles(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def owned_tiles(batch: int, h: int, d: int, bits: int, bytes_each: int, plane: bool) -> Tiles:
+def partitioned_tiles(batch: int, h: int, d: int, bits: int, bytes_each: int, plane: bool) -> Tiles:
     """Return tiles that suit a partitioned layer.
 
-    >>> owned_tiles(batch=1, h=14336, d=4096, bits=1, bytes_each=2, plane=False).rows
+    >>> partitioned_tiles(batch=1, h=14336, d=4096, bits=1, bytes_each=2, plane=False).rows
     64
     """
     twice = batch > 8

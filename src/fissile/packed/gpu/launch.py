@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fissile.packed.gpu import MaskedTiles, Tiles, masked_tiles, owned_tiles, takes
+from fissile.packed.gpu import MaskedTiles, Tiles, masked_tiles, partitioned_tiles, takes
 from fissile.packed.gpu.masked import (
-    bitmap_kernel,
-    bitmap_tiles_kernel,
-    bitmap_written_kernel,
+    masked_kernel,
+    masked_tiles_kernel,
+    masked_written_kernel,
     parts_kernel,
 )
-from fissile.packed.gpu.partitioned import owned_kernel, written_kernel
+from fissile.packed.gpu.partitioned import partitioned_kernel, partitioned_written_kernel
 
-__all__ = ["bitmap_linear", "bitmap_written", "owned_linear", "owned_written", "takes"]
+__all__ = ["masked_linear", "masked_written", "partitioned_linear", "partitioned_written", "takes"]
 
 
 #: Kernels that are compiled, by all that decided how: Triton's own way to find them takes longer.
 _known: dict[tuple[Any, ...], Callable[..., object]] = {}
 
 
-def owned_linear(
+def partitioned_linear(
     x: Tensor,
     weight: Tensor,
     planes: Tensor | None,
@@ -37,12 +37,12 @@ def owned_linear(
 ) -> Tensor:
     """Compute a packed partitioned layer, (batch, inputs) to (batch, parents * alpha).
 
-    >>> owned_linear(x, weight, None, bias, alpha=4, activation="relu").shape
+    >>> partitioned_linear(x, weight, None, bias, alpha=4, activation="relu").shape
     torch.Size([1, 16384])
     """
     (batch, d), h, each = x.shape, weight.shape[0], weight.element_size()
     bits = (alpha - 1).bit_length()
-    tiles = tiles or owned_tiles(batch, h, d, bits, each, planes is not None)
+    tiles = tiles or partitioned_tiles(batch, h, d, bits, each, planes is not None)
     rows, _, samples, twice, _, warps, stages = tiles
     if assembly is None:
         assembly = weight.is_cuda and each == 2
@@ -51,7 +51,7 @@ def owned_linear(
     y = torch.empty((batch, h * alpha), dtype=weight.dtype, device=weight.device)
     constants = (d, alpha, bits, planes is not None, bias is not None, activation, assembly)
     _launch(
-        owned_kernel,
+        partitioned_kernel,
         (-(-batch // (2 * samples if twice else samples)), -(-h // rows), 1),
         (
             x,
@@ -82,14 +82,14 @@ def _as_words(bits: Tensor) -> Tensor:
     return bits
 
 
-def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
+def partitioned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
     """Return the dense weight of a packed partitioned layer, (parents * alpha, inputs)."""
     h, d = weight.shape
     out = torch.empty((h * alpha, d), dtype=weight.dtype, device=weight.device)
     block = min(2048, 1 << (d - 1).bit_length())
     bits = (alpha - 1).bit_length()
     with torch.cuda.device_of(weight):
-        written_kernel[(-(-d // block), h)](
+        partitioned_written_kernel[(-(-d // block), h)](
             weight,
             out if planes is None else planes,
             out,
@@ -103,7 +103,7 @@ def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
     return out
 
 
-def bitmap_linear(
+def masked_linear(
     x: Tensor,
     weight: Tensor,
     live: Tensor,
@@ -116,7 +116,7 @@ def bitmap_linear(
 ) -> Tensor:
     """Compute a packed masked layer, (batch, inputs) to (batch, outputs).
 
-    >>> bitmap_linear(x, weight, live, start, bias, group=4, activation="none").shape
+    >>> masked_linear(x, weight, live, start, bias, group=4, activation="none").shape
     torch.Size([1, 4096])
 
     With tiles, it is the kernel for several samples.
@@ -124,7 +124,7 @@ def bitmap_linear(
     (batch, n), (c, blocks) = x.shape, start.shape
     # Groups of two are so many that the matrix units pay for one sample already.
     if batch == 1 and tiles is None and (group != 2 or weight.element_size() == 4):
-        return _bitmap_of_one(x, weight, live, start, bias, group, activation, assembly)
+        return _masked_of_one(x, weight, live, start, bias, group, activation, assembly)
     tiles = tiles or masked_tiles(batch, c, blocks, group, weight.element_size())
     rows, samples, part, _, _, warps, stages = tiles
     parts = -(-blocks // part)
@@ -137,7 +137,7 @@ def bitmap_linear(
     last = (bias is not None, activation)
     constants = (n, group, *(last if parts == 1 else (False, "none")), assembly, *tiles[:5])
     _launch(
-        bitmap_tiles_kernel,
+        masked_tiles_kernel,
         (-(-batch // samples), -(-c // rows), parts),
         (x, weight, _as_words(live), start, y if bias is None else bias, sums),
         (batch, c, *constants),
@@ -158,7 +158,7 @@ def bitmap_linear(
     return y
 
 
-def _bitmap_of_one(
+def _masked_of_one(
     x: Tensor,
     weight: Tensor,
     live: Tensor,
@@ -175,7 +175,7 @@ def _bitmap_of_one(
     y = torch.empty((batch, c), dtype=weight.dtype, device=weight.device)
     constants = (n, group, bias is not None, activation, assembly, 32, 4)
     _launch(
-        bitmap_kernel,
+        masked_kernel,
         (c, batch, 1),
         (x, weight, live, start, y if bias is None else bias, y),
         (c, *constants),
@@ -186,7 +186,7 @@ def _bitmap_of_one(
     return y
 
 
-def bitmap_written(
+def masked_written(
     weight: Tensor, live: Tensor, start: Tensor, n: int, group: int, assembly: bool | None = None
 ) -> Tensor:
     """Return the dense weight of a packed masked layer, (outputs, n inputs)."""
@@ -194,7 +194,7 @@ def bitmap_written(
     if assembly is None:
         assembly = weight.is_cuda
     with torch.cuda.device_of(weight):
-        bitmap_written_kernel[(-(-start.shape[1] // 8), live.shape[0])](
+        masked_written_kernel[(-(-start.shape[1] // 8), live.shape[0])](
             weight, _as_words(live), start, out, n, group, assembly, 8, num_warps=2
         )
     return out

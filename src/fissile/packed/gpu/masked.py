@@ -17,10 +17,10 @@ import triton.language as tl
 from fissile.packed.gpu.partitioned import dot, finished
 
 __all__ = [
-    "bitmap_kernel",
-    "bitmap_tiles_kernel",
-    "bitmap_written_kernel",
     "count",
+    "masked_kernel",
+    "masked_tiles_kernel",
+    "masked_written_kernel",
     "parts_kernel",
 ]
 
@@ -64,7 +64,7 @@ def _words(live_, first, BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["C"])  # type: ignore[untyped-decorator]
-def bitmap_kernel(  # type: ignore[no-untyped-def]
+def masked_kernel(  # type: ignore[no-untyped-def]
     x_,
     w_,
     live_,
@@ -200,7 +200,7 @@ def _dealt(tile, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["B", "C"])  # type: ignore[untyped-decorator]
-def bitmap_tiles_kernel(  # type: ignore[no-untyped-def]
+def masked_tiles_kernel(  # type: ignore[no-untyped-def]
     x_,
     w_,
     live_,
@@ -297,7 +297,7 @@ def parts_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def bitmap_written_kernel(  # type: ignore[no-untyped-def]
+def masked_written_kernel(  # type: ignore[no-untyped-def]
     w_,
     live_,
     start_,

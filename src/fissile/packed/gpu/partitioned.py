@@ -15,9 +15,9 @@ __all__ = [
     "dots",
     "finished",
     "flips",
-    "owned_kernel",
+    "partitioned_kernel",
+    "partitioned_written_kernel",
     "unfolded",
-    "written_kernel",
     "zeros",
 ]
 
@@ -316,7 +316,7 @@ def _columns(BD: tl.constexpr, DEEP: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit(do_not_specialize=["B"])  # type: ignore[untyped-decorator]
-def owned_kernel(  # type: ignore[no-untyped-def]
+def partitioned_kernel(  # type: ignore[no-untyped-def]
     x_,
     w_,
     planes_,
@@ -433,7 +433,7 @@ def _store(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def written_kernel(  # type: ignore[no-untyped-def]
+def partitioned_written_kernel(  # type: ignore[no-untyped-def]
     w_,
     planes_,
     out_,
