@@ -130,9 +130,8 @@ def test_every_way_to_cut_a_layer_agrees(tiles):
     alpha = 8 if tiles.samples < 64 else 4
     weight, _, wide = owned_layer(70, 256, alpha, torch.float16, "inline")
     x = numbers(generator, 19, 256, dtype=torch.float16)
-    for assembly in (False, True) if CUDA else (False,):
-        found = launch.partitioned_linear(x, weight, None, None, alpha, "none", tiles, assembly)
-        assert_near(found, expected_of(x, wide, None, "none"), torch.float16)
+    found = launch.partitioned_linear(x, weight, None, None, alpha, "none", tiles)
+    assert_near(found, expected_of(x, wide, None, "none"), torch.float16)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -319,9 +318,8 @@ def test_bitmap_agrees_at_large_sizes(group, dtype):
             x = torch.randn(batch, groups * group, device=DEVICE).to(dtype)
             bias = torch.randn(outputs, device=DEVICE).to(dtype)
             expected = expected_of(x, wide, bias, "relu")
-            for assembly in (False, True) if batch < 4 else (True,):
-                found = launch.masked_linear(x, *packed, bias, group, "relu", None, assembly)
-                assert norm_error(found, expected) < ERROR[dtype]
+            found = launch.masked_linear(x, *packed, bias, group, "relu")
+            assert norm_error(found, expected) < ERROR[dtype]
             assert torch.equal(found, launch.masked_linear(x, *packed, bias, group, "relu"))
         assert torch.equal(launch.masked_written(*packed, groups * group, group).double(), wide)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
 from fissile._common import llvm
@@ -160,7 +160,8 @@ def _floats(typing: Any, address: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], FLOAT.as_pointer())
 
-    return types.CPointer(types.float32)(types.int64), emit
+    pointer = types.CPointer(types.float32)  # type: ignore[no-untyped-call]
+    return pointer(types.int64), emit
 
 
 @compiled
