@@ -7,12 +7,12 @@ of millions of numbers takes a CPU longer than timing them.
 import warnings
 
 import torch
+from torch.nn import functional
 
 import fissile
 from fissile.packed import PackedMaskedLinear, PackedPartitionedLinear
 from fissile.packed.format import masked_dense, pack_masked, pack_partitioned, partitioned_dense
 from fissile.packed.timing import DENSE, EXPANDED, Rival, attempt, dense, module
-from fissile.packed.timing import semi_structured as two_of_four
 
 #: Weights that are drawn and packed; the rest repeats them.
 DRAWN = 2**22
@@ -105,6 +105,18 @@ def rows_of(wide, times, bias):
         columns, values = one.col_indices().int().repeat(times), one.values().repeat(times)
         shape = times * wide.shape[0], wide.shape[1]
         return csr(torch.sparse_csr_tensor(start, columns, values, shape), bias)
+
+
+def two_of_four(weight, bias):
+    """Return PyTorch's product with a 2:4 weight, for GPUs with sparse tensor cores."""
+    if weight.dtype is torch.float32:
+        return Rival(None, why="for float16 and bfloat16 on a GPU only")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it is a prototype
+        sparse = torch.sparse.to_sparse_semi_structured(weight)
+    parts = getattr(sparse, "packed", None), getattr(sparse, "meta", None), bias
+    read = sum(part.nbytes for part in parts if part is not None)
+    return Rival(lambda x: functional.linear(x, sparse, bias), read)
 
 
 def csr(weight, bias):

@@ -38,9 +38,8 @@ __all__ = [
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 KINDS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 #: Up to how many samples a kernel is used rather than writing the weights out for a dense product:
-#: of a partitioned and of a masked layer, as timed on two cores up to 2048 samples
-#: (benchmarks/results/pack-limits-cpu.json). In float16 the kernels took at most 0.55 times as long
-#: throughout; PyTorch is best at bfloat16.
+#: of a partitioned and of a masked layer, as timed on two cores up to 2048 samples. In float16 the
+#: kernels took at most 0.55 times as long throughout; PyTorch is best at bfloat16.
 MOST_SAMPLES = {
     torch.float32: (2048, 256),
     torch.float16: (sys.maxsize, sys.maxsize),

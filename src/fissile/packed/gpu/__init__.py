@@ -28,8 +28,7 @@ import torch
 __all__ = ["MaskedTiles", "Tiles", "can_run", "masked_tiles", "partitioned_tiles", "takes"]
 
 #: The largest batch for which the kernel beat writing the weight out and one matrix product, by the
-#: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in the weights
-#: (benchmarks/results/pack-limits-h200.json).
+#: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in the weights.
 _MOST_PARTITIONED = {1: 512, 2: 512, 3: 256}
 #: The same for float32: with two and with eight children the two are level at 256.
 _MOST_SINGLE = {1: 128, 2: 256, 3: 128}
