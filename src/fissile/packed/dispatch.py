@@ -51,7 +51,7 @@ def partitioned_linear(
     flat, shape, dtype = ready(x, weight, bias, weight.shape[1], alpha * weight.shape[0])
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)
-    how = _partitioned_op if is_odd(flat) else _partitioned
+    how = _partitioned_op if is_odd(flat) or flat.is_meta else _partitioned
     return _shaped(how(flat, weight, planes, bias, alpha, activation), shape, dtype)
 
 
@@ -69,7 +69,7 @@ def masked_linear(
     flat, shape, dtype = ready(x, weight, bias, inputs, len(live))
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)
-    how = _masked_op if is_odd(flat) else _masked
+    how = _masked_op if is_odd(flat) or flat.is_meta else _masked
     return _shaped(how(flat, weight, live, start, bias, group, activation), shape, dtype)
 
 
@@ -203,11 +203,9 @@ def _kernels(kind: str) -> ModuleType | None:
 
 def _partitioned(
     x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
-    activation: Activation,
+    activation: str,
 ) -> Tensor:  # fmt: skip
     x = x.contiguous()  # an operator may be given anything
-    if x.is_meta:
-        return x.new_empty(len(x), alpha * len(weight))
     kernels = kernels_for(x.device) if few_children(alpha) else None
     bits, plane = owner_bits(alpha), planes is not None
     if kernels is not None and kernels.takes(len(x), weight.dtype, bits, planes=plane):
@@ -222,11 +220,9 @@ def _partitioned(
 
 def _masked(
     x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
-    activation: Activation,
+    activation: str,
 ) -> Tensor:  # fmt: skip
     x = x.contiguous()
-    if x.is_meta:
-        return x.new_empty(len(x), len(live))
     kernels = kernels_for(x.device)
     if kernels is not None and kernels.takes(len(x), weight.dtype, None, group=group):
         y: Tensor = kernels.masked_linear(x, weight, live, start, bias, group, activation)
@@ -238,7 +234,7 @@ def _masked(
     return activated(functional.linear(x, wide, bias), activation)
 
 
-def activated(y: Tensor, activation: Activation) -> Tensor:
+def activated(y: Tensor, activation: str) -> Tensor:
     """Apply an activation by its name."""
     if activation == "none":
         return y
@@ -251,32 +247,16 @@ def activated(y: Tensor, activation: Activation) -> Tensor:
 
 # For torch.compile the kernels are opaque operators, whatever is behind them.
 _partitioned_op = torch.library.custom_op(
-    "fissile::partitioned_linear",
-    _partitioned,
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? planes, Tensor? bias, int alpha, str activation)"
-    " -> Tensor",
+    "fissile::partitioned_linear", _partitioned, mutates_args=()
 )
-_masked_op = torch.library.custom_op(
-    "fissile::masked_linear",
-    _masked,
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor live, Tensor start, Tensor? bias, int group,"
-    " str activation) -> Tensor",
-)
+_masked_op = torch.library.custom_op("fissile::masked_linear", _masked, mutates_args=())
 
 
 @_partitioned_op.register_fake
-def _(
-    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
-    activation: str,
-) -> Tensor:  # fmt: skip
-    return x.new_empty(x.shape[0], alpha * weight.shape[0])
+def _(x: Tensor, weight: Tensor, planes: object, bias: object, alpha: int, act: str) -> Tensor:
+    return x.new_empty(len(x), alpha * len(weight))
 
 
 @_masked_op.register_fake
-def _(
-    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
-    activation: str,
-) -> Tensor:  # fmt: skip
-    return x.new_empty(x.shape[0], live.shape[0])
+def _(x: Tensor, weight: Tensor, live: Tensor, *_: object) -> Tensor:
+    return x.new_empty(len(x), len(live))

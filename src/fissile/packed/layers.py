@@ -46,11 +46,6 @@ __all__ = [
 ]
 
 
-_DOES_NOT_TRAIN = (
-    "a packed model does not train: call fissile.unpack, train that, and pack it again"
-)
-
-
 class InferenceOnly(nn.Module):
     """A module that refuses to train, before any part of it has changed its mode."""
 
@@ -84,7 +79,10 @@ class Packed(InferenceOnly, SparseLayer):
 
     def misfit(self) -> str | None:
         """Return what is wrong with the tensors; None if packing could have made them."""
-        return self._misfit_of({**self._parameters, **self._buffers})
+        return self._misfit_of(self._tensors())
+
+    def _tensors(self) -> dict[str, Any]:
+        return {**self._parameters, **self._buffers}
 
     @abstractmethod
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None: ...
@@ -107,7 +105,7 @@ class Packed(InferenceOnly, SparseLayer):
         new = state_dict.get(key)
         if new is not None and new.dtype is not dtype and new.dtype in MANTISSA:
             state_dict[key] = recast(new, self.owner_bits, dtype)  # a plain cast loses the owners
-        mine = {**self._parameters, **self._buffers}
+        mine = self._tensors()
         parts = mine | {k: state_dict[prefix + k] for k in mine if prefix + k in state_dict}
         if wrong := self._hinders(mine, parts, local_metadata.get("assign_to_params_buffers")):
             error_msgs.append(f"{prefix.removesuffix('.')}: {wrong}")
@@ -166,8 +164,9 @@ class PackedPartitioned(Packed):
 
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None:
         shape = self.outputs // self.alpha, self.matrix_shape[1]
-        tensors = parts["weight"], parts["planes"], parts["bias"]
-        return partitioned_misfit(*tensors, self.alpha, shape)
+        return partitioned_misfit(
+            parts["weight"], parts["planes"], parts["bias"], self.alpha, shape
+        )
 
     def extra_repr(self) -> str:
         """Return the layer's description, with alpha first."""
@@ -200,16 +199,17 @@ class PackedMasked(Packed):
 
     def dense_weight(self) -> Float[Tensor, "outputs inputs *kernel"]:
         """Return the weight with zeros where nothing is."""
-        how = self.group, self.matrix_shape[1]
-        return self._shaped(masked_dense(self.weight.detach(), self.live, *how))
+        columns = self.matrix_shape[1]
+        return self._shaped(masked_dense(self.weight.detach(), self.live, self.group, columns))
 
     def pattern(self) -> Bool[Tensor, "outputs inputs *kernel"]:
         """Return which weights exist."""
         return exists(self.dense_weight())
 
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None:
-        tensors = parts["weight"], parts["live"], parts["bias"]
-        return masked_misfit(*tensors, self.group, self.matrix_shape)
+        return masked_misfit(
+            parts["weight"], parts["live"], parts["bias"], self.group, self.matrix_shape
+        )
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
