@@ -255,19 +255,14 @@ def embedded(stream: Bool[Tensor, " bits"], carriers: Sequence[Carrier]) -> list
 
 
 class Reader:
-    """Takes the stream out of the weights again, from its beginning."""
+    """Takes a stream out of the weights again, from its beginning, or first out of ``bits``."""
 
-    def __init__(self, carriers: Sequence[Carrier]) -> None:
+    def __init__(
+        self, carriers: Sequence[Carrier], bits: Bool[Tensor, " bits"] | None = None
+    ) -> None:
         self._carriers = carriers
         self._planes = _planes(carriers)
-        self._left = torch.zeros(0, dtype=torch.bool, device="cpu")
-
-    @classmethod
-    def of(cls, stream: Bool[Tensor, " bits"]) -> Reader:
-        """Read a stream that is not in any weights."""
-        reader = cls([])
-        reader._left = stream
-        return reader
+        self._left = torch.zeros(0, dtype=torch.bool, device="cpu") if bits is None else bits
 
     def take(self, count: int) -> Bool[Tensor, " count"]:
         """Return the next bits."""

@@ -53,7 +53,6 @@ from fissile.packed.sequence import PackedSequential
 __all__ = [
     "for_inference",
     "inline_layers",
-    "is_two_of_four",
     "living",
     "masked_like",
     "pack",
@@ -98,12 +97,11 @@ def partitioned_like(
     layer: Partitioned, weight: Tensor, planes: Tensor | None, bias: Tensor | None
 ) -> PackedPartitioned:
     """Hold packed tensors in a layer that computes what the given one does."""
+    parts = weight, planes, layer.alpha, bias
     if isinstance(layer, PartitionedConv2d):
-        where = layer.inputs, layer.kernel_size, layer.geometry
-        return PackedPartitionedConv2d(weight, planes, layer.alpha, bias, *where)
+        return PackedPartitionedConv2d(*parts, layer.inputs, layer.kernel_size, layer.geometry)
     assert isinstance(layer, SparseLinear)
-    turned = layer.transposed
-    return PackedPartitionedLinear(weight, planes, layer.alpha, bias, transposed=turned)
+    return PackedPartitionedLinear(*parts, transposed=layer.transposed)
 
 
 def masked_like(
@@ -192,17 +190,6 @@ def _in_groups(layer: PackedMasked, there: Bool[Tensor, " stored"]) -> Bool[Tens
 # --- layout 2:4: PyTorch's semi-structured tensors
 
 
-def is_two_of_four(pattern: Bool[Tensor, "outputs inputs"]) -> bool:
-    """Return whether each aligned group of four inputs has at most two weights, in every neuron.
-
-    >>> is_two_of_four(torch.tensor([[True, True, False, False]]))
-    True
-    """
-    if pattern.shape[-1] % 4:
-        return False
-    return bool((pattern.unflatten(-1, (-1, 4)).sum(-1) <= 2).all())
-
-
 class SemiStructuredLinear(InferenceOnly, nn.Linear):
     """PyTorch's linear layer over a semi-structured weight."""
 
@@ -211,7 +198,8 @@ def semi_structured(layer: SparseLayer, dtype: torch.dtype | None) -> nn.Module 
     """Return a plain linear layer over a semi-structured weight; None if the layer is not 2:4."""
     if not isinstance(layer, SparseLinear) or layer.transposed or layer.weight.ndim != 2:
         return None
-    if not is_two_of_four(layer.pattern()):
+    pattern = layer.pattern()
+    if pattern.shape[1] % 4 or int(pattern.unflatten(1, (-1, 4)).sum(-1).max()) > 2:
         return None
     weight = cast(layer.dense_weight().detach(), dtype)
     if not weight.is_cuda:
@@ -339,12 +327,12 @@ def _each(model: nn.Module, make: Callable[[SparseLayer], nn.Module]) -> dict[st
 
 def _with(model: nn.Module, news: Mapping[str, nn.Module]) -> nn.Module:
     """Return a copy of the model with other layers, without copying those they replace."""
-    olds = {name: _sparse(model, name) for name in news}
+    olds = {name: model.get_submodule(name) for name in news}
     for name, layer in olds.items():
         if has_hooks(layer):
             raise FissileError(f"{name!r} has hooks, which a new layer would lose; remove them")
         new = news[name]
-        if isinstance(new, SparseLayer):
+        if isinstance(new, SparseLayer) and isinstance(layer, SparseLayer):
             new.pair = layer.pair
         for key, value in marks_of(layer).items():
             if not hasattr(new, key) and not _is_own(layer, key):
@@ -354,12 +342,6 @@ def _with(model: nn.Module, news: Mapping[str, nn.Module]) -> nn.Module:
     without_fast_path(built, list(news))
     note(built)
     return built
-
-
-def _sparse(model: nn.Module, name: str) -> SparseLayer:
-    layer = model.get_submodule(name)
-    assert isinstance(layer, SparseLayer)
-    return layer
 
 
 def _is_own(layer: nn.Module, key: str) -> bool:

@@ -47,7 +47,10 @@ def partitioned_linear(
     alpha: int,
     activation: Activation,
 ) -> Float[Tensor, "*batch children"]:
-    """Apply a packed partitioned layer and an activation to a batch of any shape."""
+    """Apply a packed partitioned layer and an activation to a batch of any shape.
+
+    Without planes, the lowest bits of the weights say which child owns each.
+    """
     flat, shape, dtype = ready(x, weight, bias, weight.shape[1], alpha * weight.shape[0])
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)
@@ -65,7 +68,11 @@ def masked_linear(
     inputs: int,
     activation: Activation,
 ) -> Float[Tensor, "*batch outputs"]:
-    """Apply a packed masked layer and an activation to a batch of any shape."""
+    """Apply a packed masked layer and an activation to a batch of any shape.
+
+    ``weight`` has the stored groups, row after row, ``live`` a bit for every group, and ``start``
+    the number of groups stored before every 256th of a row.
+    """
     flat, shape, dtype = ready(x, weight, bias, inputs, len(live))
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)

@@ -179,7 +179,7 @@ def masks(draw, most=400):
 def test_places_are_read_as_they_were_written(mask, after):
     stream = write_mask(mask)
     assert len(stream) <= len(mask), "a plain mask would be shorter"
-    reader = Reader.of(torch.cat([stream, after]))
+    reader = Reader([], torch.cat([stream, after]))
     assert torch.equal(read_mask(reader, len(mask), int(mask.sum())), mask)
     assert torch.equal(reader.take(len(after)), after), "the next one begins where this one ends"
 
@@ -203,7 +203,7 @@ def grouped(draw):
 @settings(max_examples=50, deadline=None)
 @given(mask=grouped(), after=masks(10))
 def test_groups_are_read_as_they_were_written(mask, after):
-    reader = Reader.of(torch.cat([write_groups(mask), after]))
+    reader = Reader([], torch.cat([write_groups(mask), after]))
     some, inside = read_groups(reader, *mask.shape, int(mask.sum()))
     assert torch.equal(some, mask.any(1))
     assert torch.equal(inside, mask[some])
@@ -215,7 +215,7 @@ def test_groups_without_a_weight_are_not_stored():
     stream = write_groups(mask)
     stream[-2:] = torch.tensor([False, False])
     with pytest.raises(FileError, match="its groups do not fit the weights"):
-        read_groups(Reader.of(stream), 2, 2, 2)
+        read_groups(Reader([], stream), 2, 2, 2)
 
 
 @settings(max_examples=75, deadline=None)
@@ -224,14 +224,14 @@ def test_a_damaged_stream_is_refused_or_fits(stream, size, data):
     places = data.draw(st.integers(0, 300))
     taken = data.draw(st.integers(-1, places + 1))
     try:
-        mask = read_mask(Reader.of(stream), places, taken)
+        mask = read_mask(Reader([], stream), places, taken)
     except FileError:
         pass
     else:
         assert mask.shape == (places,)
         assert int(mask.sum()) == taken
     try:
-        some, inside = read_groups(Reader.of(stream), places, size, taken)
+        some, inside = read_groups(Reader([], stream), places, size, taken)
     except FileError:
         return
     assert some.shape == (places,)

@@ -93,13 +93,7 @@ def partitioned_linear(
     >>> partitioned_linear(x, weight, None, bias, alpha=4, activation="relu").shape
     torch.Size([1, 16384])
 
-    Args:
-        x: [batch, inputs].
-        weight: [parents, inputs]; without planes its lowest bits say which child owns it.
-        planes: uint8 [bits, parents, ceil(inputs / 8)]: the owners, one bit per plane.
-        bias: [parents * alpha] or None.
-        alpha: children of a parent, 2 to 8.
-        activation: none, relu, gelu, gelu_tanh or silu.
+    The batch is a matrix; all else is as in :func:`fissile.packed.dispatch.partitioned_linear`.
     """
     check_partitioned(x, weight, planes, bias, alpha, activation)
     return _partitioned(x, weight, planes, bias, alpha, activation).to(weight.dtype)
@@ -113,14 +107,7 @@ def masked_linear(
 
     >>> y = masked_linear(x, weight, live, start, bias, group=4, activation="none")
 
-    Args:
-        x: [batch, inputs].
-        weight: the stored groups, row after row.
-        live: uint8 [outputs, ceil(groups / 8)]: which groups of a row are stored.
-        start: int32 [outputs, ceil(groups / 256)]: stored groups before every 256th.
-        bias: [outputs] or None.
-        group: neighbouring inputs that are stored together: 1, 2, 4 or 8.
-        activation: none, relu, gelu, gelu_tanh or silu.
+    The batch is a matrix; all else is as in :func:`fissile.packed.dispatch.masked_linear`.
     """
     check_masked(x.shape[-1], weight, live, start, bias, group, activation)
     _check("x", x, (x.shape[0], x.shape[-1]), weight.dtype)
