@@ -140,7 +140,7 @@ def ready(
 
 
 def _shaped(y: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Give a result its shape and dtype; asking is quicker than doing nothing."""
+    """Give a result its shape and dtype; a cast that does nothing takes longer than the check."""
     y = y if y.dtype is dtype else y.to(dtype)
     return y if len(shape) == 2 else y.view(shape)
 
@@ -153,7 +153,7 @@ def is_traced() -> bool:
 def is_odd(x: Tensor) -> bool:
     """Return whether x is traced, wrapped or otherwise lacks plain storage.
 
-    PyTorch knows how to bring such a one to an operator; a kernel would read at its address.
+    A kernel would read at its address; PyTorch's operators know what to do with it.
     """
     return (
         is_traced()

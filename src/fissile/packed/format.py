@@ -88,8 +88,8 @@ def pack_partitioned(
     bits = owner_bits(alpha)
     there, low = owner >= 0, owner.clamp(min=0).int()
     if layout == "plane":
-        places = torch.arange(bits, device=weight.device).view(-1, 1, 1)
-        planes = to_bytes((low >> places) & 1 != 0)
+        shifts = torch.arange(bits, device=weight.device).view(-1, 1, 1)
+        planes = to_bytes((low >> shifts) & 1 != 0)
         return _rounded(weight, torch.zeros_like(low), 0, there, dtype), planes
     if wrong := _too_many(bits, dtype):
         raise FissileError(f'alpha={alpha}: {wrong}; use layout="plane"')
@@ -127,9 +127,9 @@ def owners(
     if planes is None:
         owner = low_bits(weight, owner_bits(alpha)).int()
     else:
-        places = torch.arange(len(planes), device=weight.device, dtype=torch.int32)
+        shifts = torch.arange(len(planes), device=weight.device, dtype=torch.int32)
         bits = from_bytes(planes, weight.shape[-1]).int()
-        owner = (bits << places[:, None, None]).sum(0, dtype=torch.int32)
+        owner = (bits << shifts[:, None, None]).sum(0, dtype=torch.int32)
     return torch.where(exists(weight), owner, REMOVED)
 
 

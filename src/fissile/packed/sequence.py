@@ -28,11 +28,11 @@ __all__ = [
 
 
 class _Ready(NamedTuple):
-    """Tensors, where they lie and how many numbers they have, and the call prepared for them."""
+    """Tensors, their addresses and sizes when last looked at, and the call prepared for them."""
 
     held: tuple[Tensor | None, ...]
-    at: list[Callable[[], int]]
-    places: list[int]
+    looks: list[Callable[[], int]]
+    seen: list[int]
     few: tuple[Callable[[Tensor, int], Tensor], int] | None
 
 
@@ -68,7 +68,7 @@ class Block:
             own["weight"], own["bias"], mine._buffers["planes"],
             others["weight"], others["bias"], bits["live"], bits["start"],
         )  # fmt: skip
-        if all(map(is_, held, last.held)) and last.places == [place() for place in last.at]:
+        if all(map(is_, held, last.held)) and last.seen == [look() for look in last.looks]:
             return last
         kernels, few = dispatch.kernels_for(mine.weight.device), None
         if hasattr(kernels, "block_for_few") and dispatch.few_children(mine.alpha):
@@ -77,9 +77,9 @@ class Block:
                 few = kernels.block_for_few(  # type: ignore[union-attr]
                     weight, planes, bias, alpha, self.activation, *self._second()
                 )
-        at = [look for t in held if t is not None for look in (t.data_ptr, t.numel)]
+        looks = [look for t in held if t is not None for look in (t.data_ptr, t.numel)]
         # At once: another thread sees all of it or nothing.
-        self._ready = _Ready(held, at, [place() for place in at], few)
+        self._ready = _Ready(held, looks, [look() for look in looks], few)
         return self._ready
 
     def _is_plain(self, x: Tensor, ready: _Ready) -> bool:

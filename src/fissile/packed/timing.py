@@ -105,11 +105,7 @@ def layer_rivals(
 ) -> dict[str, Rival]:
     """Return an expanded layer as it was before the split, written out, and packed.
 
-    Args:
-        layer: the expanded layer.
-        before: the inputs and outputs it had before; None if nobody knows.
-        dtype: of all of them.
-        device: where they are.
+    ``before`` has its inputs and outputs before the split; None if the file does not say.
     """
     how: dict[str, Any] = {"dtype": dtype, "device": device}
     bias = None if layer.bias is None else layer.bias.detach().to(**how)

@@ -71,12 +71,8 @@ def takes(
     >>> takes(1, torch.float32, 2)
     True
 
-    Args:
-        batch: the samples.
-        dtype: of the weights.
-        bits: of an owner; None for a masked layer.
-        group: of a masked layer.
-        planes: the owners lie beside the weights; here it makes no difference.
+    A partitioned layer has owners of ``bits``, in planes or in its weights; a masked layer has
+    None, and a group.
     """
     partitioned, masked = MOST_SAMPLES.get(dtype, (0, 0))
     if bits is None:  # in large groups there is less to search for
@@ -164,7 +160,7 @@ def _masked(
 
 
 def _activation_step(y: Tensor, each: int, activation: str) -> list[Step]:
-    """Return the step of an activation of which the kernels do not take care."""
+    """Return the step of an activation; those that only compare are part of the kernels."""
     if activation in ("none", "relu"):
         return []
     batch, outputs = y.shape

@@ -2,13 +2,9 @@
 
 A layer with a few samples takes as long as its weights take to come from memory, and packed weights
 are no more than the dense ones. The kernels compute all children of a weight from one read of it.
+This module does not import Triton.
 
-* :mod:`~fissile.packed.gpu.partitioned`: the partitioned layer, on the matrix units.
-* :mod:`~fissile.packed.gpu.masked`: the masked layer, for one sample and for several.
-* :mod:`~fissile.packed.gpu.launch`: both as functions on tensors.
-
-Here is what takes no Triton: where the kernels run, up to which batch they pay, and how a layer is
-cut into programs. Tiles were timed on an H200 in CUDA graphs over weights that were not in its
+Tiles were timed on an H200 in CUDA graphs over weights that were not in its
 cache, at 4096 x 4096, 14336 x 4096, 28672 x 8192, 4096 x 14336, 2048 x 2048, 1024 x 4096 and
 1024 x 1024, with 1, 8 and 16 samples and owners of one, two and three bits; beyond 16 samples at
 the first two. Other GPUs compute the same, perhaps at less speed.
@@ -63,12 +59,8 @@ def takes(
     >>> takes(16, torch.float16, 2), takes(4096, torch.float16, 2)
     (True, False)
 
-    Args:
-        batch: samples.
-        dtype: of the weights.
-        bits: of an owner in a partitioned layer; None for a masked one.
-        group: of a masked layer.
-        planes: the owners of a partitioned layer lie beside its weights.
+    A partitioned layer has owners of ``bits``, in planes or in its weights; a masked layer has
+    None, and a group.
     """
     single = dtype == torch.float32
     if bits is None:

@@ -63,11 +63,11 @@ def _words(live_, rows, words, IN_ROW: tl.constexpr):  # type: ignore[no-untyped
         word = tl.load(live_ + rows * in_row + words, mask=words < in_row, other=0)
         word = word.to(tl.uint32, bitcast=True)
     else:
-        places = tl.arange(0, 4)
-        byte_at = (words * 4 + rows * 0)[:, None] + places[None, :]
+        within = tl.arange(0, 4)
+        byte_at = (words * 4 + rows * 0)[:, None] + within[None, :]
         at = (rows * IN_ROW + words * 0)[:, None] + byte_at
         byte = tl.load(live_ + at, mask=byte_at < IN_ROW, other=0).to(tl.uint32)
-        word = tl.sum(byte << (8 * places).to(tl.uint32)[None, :], 1).to(tl.uint32)
+        word = tl.sum(byte << (8 * within).to(tl.uint32)[None, :], 1).to(tl.uint32)
     return word
 
 

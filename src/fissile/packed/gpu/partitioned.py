@@ -77,12 +77,8 @@ def _top_of_owner(owner, w):  # type: ignore[no-untyped-def]
 def flips(w, owners, BITS: tl.constexpr, ASSEMBLY: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the weights as they are, and flipped by each combination of bits of their owners.
 
-    Args:
-        w: the weights.
-        owners: the bits of the owners, each on top of a 32-bit number; nothing where the weights
-            hold them.
-        BITS: of an owner.
-        ASSEMBLY: use it; Triton's interpreter has none, and there is none for 32-bit weights.
+    The bits of the owners are on top of 32-bit numbers, or in the weights if ``owners`` is empty.
+    Assembly is for 16-bit weights on a GPU; Triton's interpreter has none.
     """
     every = (w,)
     for t in tl.static_range(BITS):
