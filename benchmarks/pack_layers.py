@@ -7,12 +7,12 @@ of millions of numbers takes a CPU longer than timing them.
 import warnings
 
 import torch
+from torch.nn import functional
 
 import fissile
 from fissile.packed import PackedMaskedLinear, PackedPartitionedLinear
-from fissile.packed.format import bitmap_dense, owned_dense, pack_bitmap, pack_owned
+from fissile.packed.format import masked_dense, pack_masked, pack_partitioned, partitioned_dense
 from fissile.packed.timing import DENSE, EXPANDED, Rival, attempt, dense, module
-from fissile.packed.timing import semi_structured as two_of_four
 
 #: Weights that are drawn and packed; the rest repeats them.
 DRAWN = 2**22
@@ -25,8 +25,8 @@ def partitioned(outputs, inputs, alpha, *, dtype, device, most, plane):
     how = {"dtype": dtype, "device": device}
     weight = torch.randn(rows, inputs, device=device) / inputs**0.5
     owner = owners(rows, inputs, alpha, device)
-    inline, _ = pack_owned(weight, owner, alpha, dtype, "inline")
-    wide = owned_dense(inline, None, alpha)
+    inline, _ = pack_partitioned(weight, owner, alpha, dtype, "inline")
+    wide = partitioned_dense(inline, None, alpha)
     bias = torch.randn(alpha * outputs, **how)
     rivals = {
         DENSE: dense(inline.repeat(times, 1), bias[:outputs].clone()),
@@ -37,7 +37,7 @@ def partitioned(outputs, inputs, alpha, *, dtype, device, most, plane):
         "2:4": Rival(None, why="for alpha 2, in float16 and bfloat16, on a GPU"),
     }
     if plane:
-        _, planes = pack_owned(inline, owner, alpha, dtype, "plane")
+        _, planes = pack_partitioned(inline, owner, alpha, dtype, "plane")
         parts = inline.repeat(times, 1), planes.repeat(1, times, 1)
         rivals["plane"] = module(PackedPartitionedLinear(*parts, alpha, bias))
     if alpha == 2 and weight.is_cuda:
@@ -53,8 +53,8 @@ def masked(outputs, parents, alpha, *, dtype, device, most):
     how = {"dtype": dtype, "device": device}
     weight = torch.randn(rows, inputs, device=device) / parents**0.5
     kept = torch.rand(rows, parents, device=device) < 1 / alpha
-    values, live, group = pack_bitmap(weight, kept.repeat_interleave(alpha, 1), dtype)
-    wide = bitmap_dense(values, live, group, inputs)
+    values, live, group = pack_masked(weight, kept.repeat_interleave(alpha, 1), dtype)
+    wide = masked_dense(values, live, group, inputs)
     bias = torch.randn(outputs, **how)
     packed = PackedMaskedLinear(
         values.repeat(times), live.repeat(times, 1), group, inputs, bias, layout="inline"
@@ -105,6 +105,18 @@ def rows_of(wide, times, bias):
         columns, values = one.col_indices().int().repeat(times), one.values().repeat(times)
         shape = times * wide.shape[0], wide.shape[1]
         return csr(torch.sparse_csr_tensor(start, columns, values, shape), bias)
+
+
+def two_of_four(weight, bias):
+    """Return PyTorch's product with a 2:4 weight, for GPUs with sparse tensor cores."""
+    if weight.dtype is torch.float32:
+        return Rival(None, why="for float16 and bfloat16 on a GPU only")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it is a prototype
+        sparse = torch.sparse.to_sparse_semi_structured(weight)
+    parts = getattr(sparse, "packed", None), getattr(sparse, "meta", None), bias
+    read = sum(part.nbytes for part in parts if part is not None)
+    return Rival(lambda x: functional.linear(x, sparse, bias), read)
 
 
 def csr(weight, bias):

@@ -13,7 +13,7 @@ from torch import nn
 import fissile
 from fissile.expansion.structure import recipe_of
 from fissile.io.packing import pack_file, read, unpack_file
-from fissile.packed.files import lengthened, narrow_sizes, opened
+from fissile.packed.files import dense_sizes, lengthened, opened
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -162,13 +162,13 @@ def rewrite(path, to, change=lambda recipe: None, tensors=lambda tensors: None):
 
 
 def test_narrow_sizes_are_those_before_the_split():
-    assert narrow_sizes(recipe_of(fissile.expand(Gated(), 2))) == {
+    assert dense_sizes(recipe_of(fissile.expand(Gated(), 2))) == {
         "up": (8, 6),
         "gate": (8, 6),
         "down": (6, 5),
     }
     masked = fissile.to_masked(fissile.expand(fissile.MLP([32, 8, 1]), 2))
-    assert narrow_sizes(recipe_of(masked)) == {}
+    assert dense_sizes(recipe_of(masked)) == {}
 
 
 # --- mistakes

@@ -151,9 +151,9 @@ LAYERS = [  # children, activation, biases
 def test_many_children_of_few_samples_agree(batch, alpha, activation, biased, inputs, dtype):
     weight, bias = large(16 * 139, inputs, alpha, dtype, biased=biased)
     x = torch.randn(batch, inputs, device="cuda").to(dtype)
-    y = dispatch.owned(x, weight, None, bias, alpha, activation)
+    y = dispatch.partitioned_linear(x, weight, None, bias, alpha, activation)
     assert is_right(y, exact(x, weight, bias, alpha, activation))
-    assert torch.equal(y, dispatch.owned(x, weight, None, bias, alpha, activation))
+    assert torch.equal(y, dispatch.partitioned_linear(x, weight, None, bias, alpha, activation))
 
 
 @needs_gpu
@@ -163,7 +163,7 @@ def test_many_children_in_graphs_streams_and_threads(batch):
     x = torch.randn(batch, 4096, device="cuda").half()
 
     def call():
-        return dispatch.owned(x, weight, None, bias, 8, "relu")
+        return dispatch.partitioned_linear(x, weight, None, bias, 8, "relu")
 
     wanted = call()
     assert is_right(wanted, exact(x, weight, bias, 8, "relu"))
@@ -185,5 +185,5 @@ def test_odd_sizes_and_addresses_of_many_children_agree():
     for parents, batch, start in ((2200, 4, 0), (4096, 9, 0), (4096, 2, 1), (4096, 6, 1)):
         weight, _ = large(parents, 4096, 8, torch.float16, biased=False)
         x = torch.randn(batch * 4096 + start, device="cuda").half()[start:].view(batch, 4096)
-        y = dispatch.owned(x, weight, None, None, 8, "none")
+        y = dispatch.partitioned_linear(x, weight, None, None, 8, "none")
         assert is_right(y, exact(x, weight, None, 8, "none"))

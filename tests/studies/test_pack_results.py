@@ -108,14 +108,14 @@ def test_no_time_of_the_removed_kernel_is_left():
 
 
 def test_what_the_page_says_of_eight_children():
-    from fissile.packed.gpu import owned_tiles
+    from fissile.packed.gpu import partitioned_tiles
 
     cases, lines = read("pack-tiles-h200.json")["cases"], []
     for size in LARGE:
         cells = [size.replace("x", " × ")]
         for batch in (1, 8, 16):
             case, shape = cases[f"{size}, 8, {batch}"], [int(n) for n in size.split("x")]
-            chosen = list(owned_tiles(batch, *shape, bits=3, bytes_each=2, plane=False))
+            chosen = list(partitioned_tiles(batch, *shape, bits=3, bytes_each=2, plane=False))
             took = next(time for time, tiles in case["tiles"] if tiles == chosen)
             cells.append(f"{took / min(case['dense']):.2f}")
         lines.append(f"| {' | '.join(cells)} |")

@@ -156,11 +156,11 @@ def _contestants(
 ) -> Iterator[_Contest]:
     """Yield every linear layer, and the whole network if it is known, with what they take."""
     from fissile.packed.convert import unpacked_layer
-    from fissile.packed.files import narrow_sizes
+    from fissile.packed.files import dense_sizes
     from fissile.packed.layers import Packed
     from fissile.packed.timing import layer_rivals
 
-    sizes = narrow_sizes(content.recipe)
+    sizes = dense_sizes(content.recipe)
     for name, layer in content.layers.items():
         wide = unpacked_layer(layer) if isinstance(layer, Packed) else layer
         if isinstance(wide, SparseLinear):
@@ -181,18 +181,18 @@ def _network(
     loaded = fissile.load(path)
     wide = fissile.unpack(loaded) if content.packed else loaded
     kind = dtype or next(wide.parameters()).dtype
-    narrow = fissile.MLP.from_recipe(content.recipe["mlp"])
+    before = fissile.MLP.from_recipe(content.recipe["mlp"])
 
     def as_it_is(model: torch.nn.Module) -> Rival:
         return module(model.eval().to(device, kind))
 
-    rivals = {DENSE: as_it_is(narrow), EXPANDED: as_it_is(fissile.to_dense(wide))}
+    rivals = {DENSE: as_it_is(before), EXPANDED: as_it_is(fissile.to_dense(wide))}
     for layout in get_args(Layout):
         rivals[layout] = attempt(
             lambda how=layout: as_it_is(fissile.pack(wide, dtype=kind, layout=how))  # type: ignore[misc]
         )
-    shape = " → ".join(f"{size:,}" for size in narrow.sizes)
-    return _WHOLE, rivals, shape, narrow.sizes[0], kind
+    shape = " → ".join(f"{size:,}" for size in before.sizes)
+    return _WHOLE, rivals, shape, before.sizes[0], kind
 
 
 def _input(batch: int, inputs: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

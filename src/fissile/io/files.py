@@ -30,7 +30,7 @@ from fissile.io.safetensors import (
 )
 from fissile.layers.mlp import MLP
 from fissile.packed import files as packs
-from fissile.packed.convert import finish
+from fissile.packed.convert import for_inference
 from fissile.packed.layers import Packed
 
 __all__ = ["described", "load", "save"]
@@ -134,7 +134,7 @@ def _load_packed(
     for name, buffer in model.named_buffers():
         if buffer.is_meta and torch.device(device).type != "meta":
             raise FileError(f"{name} is on the meta device and not in the file; give it values")
-    return finish(model, names - frozen).to(device)
+    return for_inference(model, names - frozen).to(device)
 
 
 def _home(model: nn.Module, device: torch.device | str) -> torch.device | str:

@@ -21,10 +21,10 @@ from fissile.packed.convert import inline_layers, packed_layer, stream_of, unpac
 from fissile.packed.files import (
     PATTERN,
     checksum,
+    dense_bytes,
     entries_of,
     expanded_entry,
     for_file,
-    narrow_bytes,
 )
 from fissile.packed.format import Layout, cast, refuse_overflow
 from fissile.packed.layers import Packed
@@ -82,7 +82,7 @@ def pack_file(
         os.path.getsize(to),
         _bytes(others) + sum(_bytes(layer.state_dict()) for layer in layers.values()),
         _bytes(tensors),
-        narrow_bytes(news, fellows, recipe),
+        dense_bytes(news, fellows, recipe),
         weights := sum(layer.nonzeros() for layer in news.values()),
         _bits_given(tree, within=PATTERN not in tensors) / max(weights, 1),
     )

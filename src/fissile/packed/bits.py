@@ -31,10 +31,10 @@ __all__ = [
     "owner_bits",
     "pattern_of",
     "read_groups",
-    "read_places",
+    "read_mask",
     "to_bytes",
     "write_groups",
-    "write_places",
+    "write_mask",
 ]
 
 
@@ -139,8 +139,8 @@ def to_bytes(bits: Bool[Tensor, "*batch n"]) -> Int[Tensor, "*batch bytes"]:
 
 def from_bytes(packed: Int[Tensor, "*batch bytes"], n: int) -> Bool[Tensor, "*batch n"]:
     """Take ``n`` bits out of bytes again."""
-    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    bits = packed.unsqueeze(-1) >> places
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    bits = packed.unsqueeze(-1) >> shifts
     bits &= 1
     return bits.flatten(-2)[..., :n].bool()
 
@@ -162,42 +162,42 @@ class Carrier:
     owner_bits: int
 
 
-def write_places(mask: Bool[Tensor, " places"]) -> Bool[Tensor, " bits"]:
+def write_mask(mask: Bool[Tensor, " cells"]) -> Bool[Tensor, " bits"]:
     """Write down which places are taken; a reader knows how many there are and how many of them.
 
     The rarer kind is listed as Elias and Fano did, low bits apart from a unary code of the high
     ones; where that takes more than a bit for every place, the mask is written as it is.
     """
-    places, taken = len(mask), int(mask.count_nonzero())
-    low, rare = _code(places, taken), mask if 2 * taken <= places else ~mask
+    cells, taken = len(mask), int(mask.count_nonzero())
+    low, rare = _code(cells, taken), mask if 2 * taken <= cells else ~mask
     if low is None:
-        return mask[:0] if taken in (0, places) else mask
+        return mask[:0] if taken in (0, cells) else mask
     at = rare.nonzero().squeeze(1)
-    high = torch.zeros(len(at) + (places >> low) + 1, dtype=torch.bool, device=mask.device)
+    high = torch.zeros(len(at) + (cells >> low) + 1, dtype=torch.bool, device=mask.device)
     high[(at >> low) + torch.arange(len(at), device=mask.device)] = True
     return torch.cat([high, _digits(at, low).flatten()])
 
 
-def read_places(reader: Reader, places: int, taken: int) -> Bool[Tensor, " places"]:
-    """Read what :func:`write_places` wrote."""
-    if not 0 <= taken <= places:
-        raise FileError(f"the pattern is damaged: {taken} weights in {places} places")
-    low = _code(places, taken)
+def read_mask(reader: Reader, cells: int, taken: int) -> Bool[Tensor, " cells"]:
+    """Read what :func:`write_mask` wrote."""
+    if not 0 <= taken <= cells:
+        raise FileError(f"the pattern is damaged: {taken} weights in {cells} places")
+    low = _code(cells, taken)
     if low is None:
-        if taken in (0, places):
-            return torch.full((places,), taken > 0, device="cpu")
-        mask = reader.take(places)
+        if taken in (0, cells):
+            return torch.full((cells,), taken > 0, device="cpu")
+        mask = reader.take(cells)
     else:
-        count = min(taken, places - taken)
-        at = reader.take(count + (places >> low) + 1).nonzero().squeeze(1)
+        count = min(taken, cells - taken)
+        at = reader.take(count + (cells >> low) + 1).nonzero().squeeze(1)
         if len(at) != count:
             raise FileError("the pattern is damaged: it lists another number of places")
         at -= torch.arange(count, device=at.device)
         at = (at << low) | _number(reader.take(count * low), low)
-        if bool((at >= places).any()) or bool((at.diff() <= 0).any()):
+        if bool((at >= cells).any()) or bool((at.diff() <= 0).any()):
             raise FileError("the pattern is damaged: its places are not in order")
-        mask = torch.full((places,), 2 * taken > places, device="cpu")
-        mask[at] = 2 * taken <= places
+        mask = torch.full((cells,), 2 * taken > cells, device="cpu")
+        mask[at] = 2 * taken <= cells
     if int(mask.count_nonzero()) != taken:
         raise FileError("the pattern is damaged: it has another number of weights")
     return mask
@@ -211,8 +211,8 @@ def write_groups(mask: Bool[Tensor, "groups size"]) -> Bool[Tensor, " bits"]:
     return torch.cat(
         [
             _digits(counts, _COUNT).flatten(),
-            write_places(some),
-            write_places(part),
+            write_mask(some),
+            write_mask(part),
             mask[some][part].flatten(),
         ]
     )
@@ -223,8 +223,8 @@ def read_groups(
 ) -> tuple[Bool[Tensor, " groups"], Bool[Tensor, "stored size"]]:
     """Return which groups are stored, and which of their weights exist."""
     stored, parts = _number(reader.take(2 * _COUNT), _COUNT).tolist()
-    some = read_places(reader, groups, stored)
-    part = read_places(reader, stored, parts)
+    some = read_mask(reader, groups, stored)
+    part = read_mask(reader, stored, parts)
     inside = torch.ones(stored, size, dtype=torch.bool, device="cpu")
     inside[part] = reader.take(parts * size).view(-1, size)
     if int(inside.count_nonzero()) != taken or not bool(inside.any(1).all()):
@@ -255,19 +255,14 @@ def embedded(stream: Bool[Tensor, " bits"], carriers: Sequence[Carrier]) -> list
 
 
 class Reader:
-    """Takes the stream out of the weights again, from its beginning."""
+    """Takes a stream out of the weights again, from its beginning, or first out of ``bits``."""
 
-    def __init__(self, carriers: Sequence[Carrier]) -> None:
+    def __init__(
+        self, carriers: Sequence[Carrier], bits: Bool[Tensor, " bits"] | None = None
+    ) -> None:
         self._carriers = carriers
         self._planes = _planes(carriers)
-        self._left = torch.zeros(0, dtype=torch.bool, device="cpu")
-
-    @classmethod
-    def of(cls, stream: Bool[Tensor, " bits"]) -> Reader:
-        """Read a stream that is not in any weights."""
-        reader = cls([])
-        reader._left = stream
-        return reader
+        self._left = torch.zeros(0, dtype=torch.bool, device="cpu") if bits is None else bits
 
     def take(self, count: int) -> Bool[Tensor, " count"]:
         """Return the next bits."""
@@ -291,18 +286,18 @@ def _planes(carriers: Sequence[Carrier]) -> Iterator[tuple[int, int]]:
                 yield plane, k
 
 
-def _code(places: int, taken: int) -> int | None:
+def _code(cells: int, taken: int) -> int | None:
     """Return how many low bits are kept apart; None where a plain mask, or nothing, is shorter."""
-    rare = min(taken, places - taken)
+    rare = min(taken, cells - taken)
     if rare == 0:
         return None
-    low = max(0, (places // rare).bit_length() - 1)
-    best = min((low, low - 1), key=lambda n: _cost(places, rare, n) if n >= 0 else places)
-    return best if best >= 0 and _cost(places, rare, best) < places else None
+    low = max(0, (cells // rare).bit_length() - 1)
+    best = min((low, low - 1), key=lambda n: _cost(cells, rare, n) if n >= 0 else cells)
+    return best if best >= 0 and _cost(cells, rare, best) < cells else None
 
 
-def _cost(places: int, rare: int, low: int) -> int:
-    return rare * (low + 1) + (places >> low) + 1
+def _cost(cells: int, rare: int, low: int) -> int:
+    return rare * (low + 1) + (cells >> low) + 1
 
 
 def _digits(numbers: Int[Tensor, " n"], count: int) -> Bool[Tensor, "n count"]:

@@ -28,37 +28,36 @@ from fissile.layers import (
     SparseLayer,
     SparseLinear,
 )
-from fissile.packed.bits import Carrier, embedded, exists, write_groups, write_places
+from fissile.packed.bits import Carrier, embedded, exists, write_groups, write_mask
 from fissile.packed.format import (
     Layout,
     cast,
     check_dtype,
     check_layout,
-    pack_bitmap,
-    pack_owned,
+    pack_masked,
+    pack_partitioned,
     refuse_overflow,
 )
 from fissile.packed.layers import (
-    Bitmap,
     InferenceOnly,
-    Owned,
     Packed,
+    PackedMasked,
     PackedMaskedConv2d,
     PackedMaskedLinear,
+    PackedPartitioned,
     PackedPartitionedConv2d,
     PackedPartitionedLinear,
 )
 from fissile.packed.sequence import PackedSequential
 
 __all__ = [
-    "bitmap_like",
-    "finish",
+    "for_inference",
     "inline_layers",
-    "is_two_of_four",
     "living",
-    "owned_like",
+    "masked_like",
     "pack",
     "packed_layer",
+    "partitioned_like",
     "semi_structured",
     "settle",
     "settled",
@@ -85,28 +84,29 @@ def packed_layer(layer: SparseLayer, dtype: torch.dtype | None, layout: Layout) 
         raise FissileError("it has weights that are NaN or infinite; repair the model first")
     bias = None if layer.bias is None else layer.bias.detach().to(kind, copy=True)
     if isinstance(layer, Partitioned):
-        values, planes = pack_owned(weight, layer.rows(layer.owner), layer.alpha, kind, layout)
-        return owned_like(layer, values, planes, bias)
+        values, planes = pack_partitioned(
+            weight, layer.rows(layer.owner), layer.alpha, kind, layout
+        )
+        return partitioned_like(layer, values, planes, bias)
     assert isinstance(layer, Masked)
-    values, live, group = pack_bitmap(weight, layer.rows(layer.mask), kind)
-    return bitmap_like(layer, values, live, group, bias, layout)
+    values, live, group = pack_masked(weight, layer.rows(layer.mask), kind)
+    return masked_like(layer, values, live, group, bias, layout)
 
 
-def owned_like(
+def partitioned_like(
     layer: Partitioned, weight: Tensor, planes: Tensor | None, bias: Tensor | None
-) -> Owned:
+) -> PackedPartitioned:
     """Hold packed tensors in a layer that computes what the given one does."""
+    parts = weight, planes, layer.alpha, bias
     if isinstance(layer, PartitionedConv2d):
-        where = layer.inputs, layer.kernel_size, layer.geometry
-        return PackedPartitionedConv2d(weight, planes, layer.alpha, bias, *where)
+        return PackedPartitionedConv2d(*parts, layer.inputs, layer.kernel_size, layer.geometry)
     assert isinstance(layer, SparseLinear)
-    turned = layer.transposed
-    return PackedPartitionedLinear(weight, planes, layer.alpha, bias, transposed=turned)
+    return PackedPartitionedLinear(*parts, transposed=layer.transposed)
 
 
-def bitmap_like(
+def masked_like(
     layer: Masked, weight: Tensor, live: Tensor, group: int, bias: Tensor | None, layout: Layout
-) -> Bitmap:
+) -> PackedMasked:
     """Hold packed tensors in a layer that computes what the given one does."""
     parts = weight, live, group, layer.inputs, bias
     if isinstance(layer, MaskedConv2d):
@@ -118,7 +118,7 @@ def bitmap_like(
 def unpacked_layer(layer: Packed) -> SparseLayer:
     """Return an expanded layer with the weights that were packed."""
     bias = layer.bias
-    if isinstance(layer, Owned):
+    if isinstance(layer, PackedPartitioned):
         weight, owner = layer.weight.detach(), layer.owner()
         if isinstance(layer, PackedPartitionedConv2d):
             shape = len(weight), layer.inputs, *layer.kernel_size
@@ -153,10 +153,10 @@ def stream_of(layers: Mapping[str, Packed]) -> Bool[Tensor, " bits"]:
     parts = [torch.zeros(0, dtype=torch.bool, device="cpu")]
     for layer in layers.values():
         there = exists(layer.weight.detach().cpu())
-        if isinstance(layer, Owned):
-            parts.append(write_places(there.flatten()))
+        if isinstance(layer, PackedPartitioned):
+            parts.append(write_mask(there.flatten()))
         else:
-            assert isinstance(layer, Bitmap)
+            assert isinstance(layer, PackedMasked)
             parts.append(write_groups(_in_groups(layer, there)))
     return torch.cat(parts)
 
@@ -179,7 +179,7 @@ def settle(model: nn.Module) -> None:
         weight[exists(weight)] = values.to(weight.device)
 
 
-def _in_groups(layer: Bitmap, there: Bool[Tensor, " stored"]) -> Bool[Tensor, "groups size"]:
+def _in_groups(layer: PackedMasked, there: Bool[Tensor, " stored"]) -> Bool[Tensor, "groups size"]:
     """Return which weights exist in all groups of a layer, stored or not."""
     shape = layer.outputs * layer.groups, layer.group
     mask = torch.zeros(shape, dtype=torch.bool, device="cpu")
@@ -190,17 +190,6 @@ def _in_groups(layer: Bitmap, there: Bool[Tensor, " stored"]) -> Bool[Tensor, "g
 # --- layout 2:4: PyTorch's semi-structured tensors
 
 
-def is_two_of_four(pattern: Bool[Tensor, "outputs inputs"]) -> bool:
-    """Return whether each aligned group of four inputs has at most two weights, in every neuron.
-
-    >>> is_two_of_four(torch.tensor([[True, True, False, False]]))
-    True
-    """
-    if pattern.shape[-1] % 4:
-        return False
-    return bool((pattern.unflatten(-1, (-1, 4)).sum(-1) <= 2).all())
-
-
 class SemiStructuredLinear(InferenceOnly, nn.Linear):
     """PyTorch's linear layer over a semi-structured weight."""
 
@@ -209,7 +198,8 @@ def semi_structured(layer: SparseLayer, dtype: torch.dtype | None) -> nn.Module 
     """Return a plain linear layer over a semi-structured weight; None if the layer is not 2:4."""
     if not isinstance(layer, SparseLinear) or layer.transposed or layer.weight.ndim != 2:
         return None
-    if not is_two_of_four(layer.pattern()):
+    pattern = layer.pattern()
+    if pattern.shape[1] % 4 or int(pattern.unflatten(1, (-1, 4)).sum(-1).max()) > 2:
         return None
     weight = cast(layer.dense_weight().detach(), dtype)
     if not weight.is_cuda:
@@ -258,7 +248,7 @@ def pack(
         if tensor.is_floating_point() and name in given:
             refuse_overflow(name, given[name], tensor)
     settle(packed)
-    return finish(packed, learns)
+    return for_inference(packed, learns)
 
 
 def unpack(model: nn.Module) -> nn.Module:
@@ -283,7 +273,7 @@ def unpack(model: nn.Module) -> nn.Module:
     return wide
 
 
-def finish(packed: nn.Module, learns: frozenset[str]) -> nn.Module:
+def for_inference(packed: nn.Module, learns: frozenset[str]) -> nn.Module:
     """Return a model with packed layers as one for inference that remembers what would learn."""
     packed = _swap_sequences(packed, nn.Sequential, PackedSequential)
     packed.requires_grad_(False).eval()
@@ -318,7 +308,7 @@ def _two_of_four(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
         for module in packed.modules():  # one by one: a semi-structured weight takes no cast
             if module not in made.values():
                 module._apply(partial(cast, dtype=dtype), recurse=False)
-    return finish(packed, frozenset())
+    return for_inference(packed, frozenset())
 
 
 def _each(model: nn.Module, make: Callable[[SparseLayer], nn.Module]) -> dict[str, nn.Module]:
@@ -337,12 +327,12 @@ def _each(model: nn.Module, make: Callable[[SparseLayer], nn.Module]) -> dict[st
 
 def _with(model: nn.Module, news: Mapping[str, nn.Module]) -> nn.Module:
     """Return a copy of the model with other layers, without copying those they replace."""
-    olds = {name: _sparse(model, name) for name in news}
+    olds = {name: model.get_submodule(name) for name in news}
     for name, layer in olds.items():
         if has_hooks(layer):
             raise FissileError(f"{name!r} has hooks, which a new layer would lose; remove them")
         new = news[name]
-        if isinstance(new, SparseLayer):
+        if isinstance(new, SparseLayer) and isinstance(layer, SparseLayer):
             new.pair = layer.pair
         for key, value in marks_of(layer).items():
             if not hasattr(new, key) and not _is_own(layer, key):
@@ -352,12 +342,6 @@ def _with(model: nn.Module, news: Mapping[str, nn.Module]) -> nn.Module:
     without_fast_path(built, list(news))
     note(built)
     return built
-
-
-def _sparse(model: nn.Module, name: str) -> SparseLayer:
-    layer = model.get_submodule(name)
-    assert isinstance(layer, SparseLayer)
-    return layer
 
 
 def _is_own(layer: nn.Module, key: str) -> bool:

@@ -16,19 +16,19 @@ from torch.nn import functional
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Float, Int
 from fissile.packed.bits import MANTISSA, owner_bits
-from fissile.packed.format import bitmap_dense, owned_dense
+from fissile.packed.format import masked_dense, partitioned_dense
 
 __all__ = [
     "MOST_BITS",
     "Activation",
     "activated",
-    "bitmap",
     "block",
     "few_children",
     "is_odd",
     "is_traced",
     "kernels_for",
-    "owned",
+    "masked_linear",
+    "partitioned_linear",
     "ready",
     "refuse_gradients",
 ]
@@ -39,7 +39,7 @@ Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 MOST_BITS = 3
 
 
-def owned(
+def partitioned_linear(
     x: Float[Tensor, "*batch inputs"],
     weight: Float[Tensor, "parents inputs"],
     planes: Int[Tensor, "bits parents bytes"] | None,
@@ -47,15 +47,18 @@ def owned(
     alpha: int,
     activation: Activation,
 ) -> Float[Tensor, "*batch children"]:
-    """Apply a packed partitioned layer and an activation to a batch of any shape."""
+    """Apply a packed partitioned layer and an activation to a batch of any shape.
+
+    Without planes, the lowest bits of the weights say which child owns each.
+    """
     flat, shape, dtype = ready(x, weight, bias, weight.shape[1], alpha * weight.shape[0])
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)
-    how = _owned_op if is_odd(flat) else _owned
+    how = _partitioned_op if is_odd(flat) or flat.is_meta else _partitioned
     return _shaped(how(flat, weight, planes, bias, alpha, activation), shape, dtype)
 
 
-def bitmap(
+def masked_linear(
     x: Float[Tensor, "*batch inputs"],
     weight: Float[Tensor, " stored"],
     live: Int[Tensor, "outputs bytes"],
@@ -65,11 +68,15 @@ def bitmap(
     inputs: int,
     activation: Activation,
 ) -> Float[Tensor, "*batch outputs"]:
-    """Apply a packed masked layer and an activation to a batch of any shape."""
+    """Apply a packed masked layer and an activation to a batch of any shape.
+
+    ``weight`` has the stored groups, row after row, ``live`` a bit for every group, and ``start``
+    the number of groups stored before every 256th of a row.
+    """
     flat, shape, dtype = ready(x, weight, bias, inputs, len(live))
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)
-    how = _bitmap_op if is_odd(flat) else _bitmap
+    how = _masked_op if is_odd(flat) or flat.is_meta else _masked
     return _shaped(how(flat, weight, live, start, bias, group, activation), shape, dtype)
 
 
@@ -133,7 +140,7 @@ def ready(
 
 
 def _shaped(y: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Give a result its shape and dtype; asking is quicker than doing nothing."""
+    """Give a result its shape and dtype; a cast that does nothing takes longer than the check."""
     y = y if y.dtype is dtype else y.to(dtype)
     return y if len(shape) == 2 else y.view(shape)
 
@@ -146,7 +153,7 @@ def is_traced() -> bool:
 def is_odd(x: Tensor) -> bool:
     """Return whether x is traced, wrapped or otherwise lacks plain storage.
 
-    PyTorch knows how to bring such a one to an operator; a kernel would read at its address.
+    A kernel would read at its address; PyTorch's operators know what to do with it.
     """
     return (
         is_traced()
@@ -201,43 +208,40 @@ def _kernels(kind: str) -> ModuleType | None:
     return None
 
 
-def _owned(
+def _partitioned(
     x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
-    activation: Activation,
+    activation: str,
 ) -> Tensor:  # fmt: skip
     x = x.contiguous()  # an operator may be given anything
-    if x.is_meta:
-        return x.new_empty(len(x), alpha * len(weight))
     kernels = kernels_for(x.device) if few_children(alpha) else None
-    if kernels is None:
-        wide = owned_dense(weight, planes, alpha)
-    elif kernels.takes(len(x), weight.dtype, owner_bits(alpha), planes=planes is not None):
-        y: Tensor = kernels.owned_linear(x, weight, planes, bias, alpha, activation)
+    bits, plane = owner_bits(alpha), planes is not None
+    if kernels is not None and kernels.takes(len(x), weight.dtype, bits, planes=plane):
+        y: Tensor = kernels.partitioned_linear(x, weight, planes, bias, alpha, activation)
         return y
+    if kernels is None or x.is_cpu:
+        wide = partitioned_dense(weight, planes, alpha)
     else:
-        wide = kernels.owned_written(weight, planes, alpha)
+        wide = kernels.partitioned_written(weight, planes, alpha)
     return activated(functional.linear(x, wide, bias), activation)
 
 
-def _bitmap(
+def _masked(
     x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
-    activation: Activation,
+    activation: str,
 ) -> Tensor:  # fmt: skip
     x = x.contiguous()
-    if x.is_meta:
-        return x.new_empty(len(x), len(live))
     kernels = kernels_for(x.device)
-    if kernels is None:
-        wide = bitmap_dense(weight, live, group, x.shape[-1])
-    elif kernels.takes(len(x), weight.dtype, None, group=group):
-        y: Tensor = kernels.bitmap_linear(x, weight, live, start, bias, group, activation)
+    if kernels is not None and kernels.takes(len(x), weight.dtype, None, group=group):
+        y: Tensor = kernels.masked_linear(x, weight, live, start, bias, group, activation)
         return y
+    if kernels is None or x.is_cpu:
+        wide = masked_dense(weight, live, group, x.shape[-1])
     else:
-        wide = kernels.bitmap_written(weight, live, start, x.shape[-1], group)
+        wide = kernels.masked_written(weight, live, start, x.shape[-1], group)
     return activated(functional.linear(x, wide, bias), activation)
 
 
-def activated(y: Tensor, activation: Activation) -> Tensor:
+def activated(y: Tensor, activation: str) -> Tensor:
     """Apply an activation by its name."""
     if activation == "none":
         return y
@@ -249,33 +253,17 @@ def activated(y: Tensor, activation: Activation) -> Tensor:
 
 
 # For torch.compile the kernels are opaque operators, whatever is behind them.
-_owned_op = torch.library.custom_op(
-    "fissile::owned_linear",
-    _owned,
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? planes, Tensor? bias, int alpha, str activation)"
-    " -> Tensor",
+_partitioned_op = torch.library.custom_op(
+    "fissile::partitioned_linear", _partitioned, mutates_args=()
 )
-_bitmap_op = torch.library.custom_op(
-    "fissile::bitmap_linear",
-    _bitmap,
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor live, Tensor start, Tensor? bias, int group,"
-    " str activation) -> Tensor",
-)
+_masked_op = torch.library.custom_op("fissile::masked_linear", _masked, mutates_args=())
 
 
-@_owned_op.register_fake
-def _(
-    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
-    activation: str,
-) -> Tensor:  # fmt: skip
-    return x.new_empty(x.shape[0], alpha * weight.shape[0])
+@_partitioned_op.register_fake
+def _(x: Tensor, weight: Tensor, planes: object, bias: object, alpha: int, act: str) -> Tensor:
+    return x.new_empty(len(x), alpha * len(weight))
 
 
-@_bitmap_op.register_fake
-def _(
-    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
-    activation: str,
-) -> Tensor:  # fmt: skip
-    return x.new_empty(x.shape[0], live.shape[0])
+@_masked_op.register_fake
+def _(x: Tensor, weight: Tensor, live: Tensor, *_: object) -> Tensor:
+    return x.new_empty(len(x), len(live))

@@ -27,24 +27,26 @@ from fissile.packed.bits import (
     from_bytes,
     owner_bits,
     read_groups,
-    read_places,
+    read_mask,
     to_bytes,
 )
 from fissile.packed.convert import (
-    bitmap_like,
     inline_layers,
     living,
-    owned_like,
+    masked_like,
+    partitioned_like,
     settled,
     stream_of,
 )
 from fissile.packed.format import Layout, check_layout
-from fissile.packed.layers import Bitmap, Owned, Packed
+from fissile.packed.layers import Packed, PackedMasked, PackedPartitioned
 
 __all__ = [
     "NEWER",
     "PATTERN",
     "checksum",
+    "dense_bytes",
+    "dense_sizes",
     "entries_of",
     "expanded_entry",
     "for_file",
@@ -53,8 +55,6 @@ __all__ = [
     "is_packed",
     "kernel_in",
     "lengthened",
-    "narrow_bytes",
-    "narrow_sizes",
     "opened",
     "sealed",
     "shortened",
@@ -151,7 +151,7 @@ def entries_of(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Return what a recipe says of packed layers besides what it says of the expanded ones."""
     return {
         name: {"layout": layer.layout}
-        | ({"group": layer.group} if isinstance(layer, Bitmap) else {})
+        | ({"group": layer.group} if isinstance(layer, PackedMasked) else {})
         | ({"kernel": [*layer.kernel_size]} if isinstance(layer, SparseConv2d) else {})
         for name, layer in model.named_modules()
         if isinstance(layer, Packed)
@@ -177,12 +177,16 @@ def kernel_in(name: str, entry: Mapping[str, Any]) -> list[int] | None:
 def for_file(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a packed model's tensors as a file holds them."""
     layers = inline_layers(model)
-    kept = {key: t for key, t in tensors.items() if not _is_part(key, layers)}
+    parts = {f"{name}.{part}" for name in layers for part in ("weight", "live")}
+    kept = {key: tensor for key, tensor in tensors.items() if key not in parts}
     alive = {name: living(layer) for name, layer in layers.items()}
-    places = sum(_places(layer) for layer in layers.values())
-    if places > _room(alive.values()):
+    cells = sum(
+        layer.weight.numel() if isinstance(layer, PackedPartitioned) else prod(layer.matrix_shape)
+        for layer in layers.values()
+    )
+    if cells > _room(alive.values()):
         raise FileError(
-            f"{places:,} places have too few weights for a file of layout inline; "
+            f"{cells:,} places have too few weights for a file of layout inline; "
             'pack the model with layout="plane"'
         )
     values = settled(layers)
@@ -199,25 +203,33 @@ def from_file(
     entries = {name: e for name, e in recipe["layers"].items() if "layout" in e}
     inline = {name: e for name, e in entries.items() if e["layout"] == "inline"}
     found = {key: tensor for key, tensor in tensors.items() if key != PATTERN}
-    carriers = [Carrier(_values(found, name), _spoken_for(e)) for name, e in inline.items()]
+    carriers = [
+        Carrier(_living_in(found, name), owner_bits(e.get("alpha", 1)))
+        for name, e in inline.items()
+    ]
     reader = Reader(carriers)
     if PATTERN in tensors:
         pattern = tensors[PATTERN]
         if pattern.dtype is not torch.uint8 or pattern.ndim != 1:
             raise FileError(f"{PATTERN} is no row of bytes")
-        reader = Reader.of(from_bytes(pattern, 8 * len(pattern)))
+        reader = Reader([], from_bytes(pattern, 8 * len(pattern)))
     room = _room(one.weight for one in carriers)
     for name, entry in entries.items():
         layer = model.get_submodule(name)
         assert isinstance(layer, SparseLayer)
-        _check_kernel(name, entry, layer)
+        written = kernel_in(name, entry)
+        kernel = [*layer.kernel_size] if isinstance(layer, SparseConv2d) else None
+        if written != kernel:
+            raise FileError(f"{name!r} has kernel={written} in the recipe, not {kernel}")
         if name in inline:
             rows, columns = layer.rows(layer.weight).shape
             room -= rows * columns
             if room < 0:
                 raise FileError(f"{name!r} has {rows} × {columns} places for too few weights")
-            _place(found, name, layer, entry, reader)
-        _hold(found, name, layer, entry, model)
+            _restore(found, name, layer, entry, reader)
+        new = _packed_from(found, name, layer, entry)
+        new.pair = layer.pair
+        model.set_submodule(name, new)
     return found
 
 
@@ -282,27 +294,15 @@ def _room(weights: Iterable[Tensor]) -> int:
     return _ALWAYS + _SPARSEST * sum(len(weight) for weight in weights)
 
 
-def _places(layer: Packed) -> int:
-    return layer.weight.numel() if isinstance(layer, Owned) else prod(layer.matrix_shape)
-
-
-def _is_part(key: str, layers: Mapping[str, Packed]) -> bool:
-    name, _, part = key.rpartition(".")
-    return name in layers and part in ("weight", "live")
-
-
-def _spoken_for(entry: Mapping[str, Any]) -> int:
-    return owner_bits(entry.get("alpha", 1))
-
-
-def _values(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+def _living_in(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return the weights of an inline layer as a file has them."""
     weight = tensors[f"{name}.weight"]
     if weight.ndim != 1 or weight.dtype not in MANTISSA or not bool(exists(weight).all()):
         raise FileError(f"{name}.weight is no row of packed weights")
     return weight
 
 
-def _place(
+def _restore(
     tensors: dict[str, Tensor],
     name: str,
     layer: SparseLayer,
@@ -311,10 +311,9 @@ def _place(
 ) -> None:
     """Put the weights of an inline layer where the stream says they go."""
     values = tensors[f"{name}.weight"]
-    rows, columns = layer.pattern().flatten(1).shape
+    rows, columns = layer.rows(layer.weight).shape
     if isinstance(layer, Partitioned):
-        rows //= layer.alpha
-        mask = read_places(reader, rows * columns, len(values)).view(rows, columns)
+        mask = read_mask(reader, rows * columns, len(values)).view(rows, columns)
     else:
         group = _group(name, entry, columns)
         some, mask = read_groups(reader, rows * columns // group, group, len(values))
@@ -324,43 +323,30 @@ def _place(
     tensors[f"{name}.weight"] = weight if isinstance(layer, Partitioned) else weight.flatten()
 
 
-def _hold(
-    tensors: Mapping[str, Tensor],
-    name: str,
-    layer: SparseLayer,
-    entry: Mapping[str, Any],
-    model: nn.Module,
-) -> None:
-    """Put a packed layer with these tensors into the model, if they are what packing makes."""
-    layout, part = check_layout(entry["layout"]), f"{name}."
-    weight, bias = tensors[part + "weight"], tensors.get(part + "bias")
+def _packed_from(
+    tensors: Mapping[str, Tensor], name: str, layer: SparseLayer, entry: Mapping[str, Any]
+) -> Packed:
+    """Return a packed layer with a file's tensors, if they are what packing makes."""
+    layout = check_layout(entry["layout"])
+    weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
     if (bias is None) != (layer.bias is None):
         raise FileError(f"{name!r} has a bias in the file or in the model, not in both")
-    columns = layer.pattern().flatten(1).shape[1]
+    rows, columns = layer.rows(layer.weight).shape
     new: Packed
     if isinstance(layer, Partitioned):
-        planes = tensors[part + "planes"] if layout == "plane" else None
-        if weight.shape != (layer.outputs // layer.alpha, columns):
+        planes = tensors[f"{name}.planes"] if layout == "plane" else None
+        if weight.shape != (rows, columns):
             raise FileError(f"{name}.weight is not the matrix of the recipe")
-        new = owned_like(layer, weight, planes, bias)
+        new = partitioned_like(layer, weight, planes, bias)
     else:
         assert isinstance(layer, Masked)
-        live, group = tensors[part + "live"], _group(name, entry, columns)
-        if live.ndim != 2 or 8 * live.shape[1] < columns // group or len(live) != layer.outputs:
+        live, group = tensors[f"{name}.live"], _group(name, entry, columns)
+        if live.ndim != 2 or 8 * live.shape[1] < columns // group or len(live) != rows:
             raise FileError(f"{name}.live is no bitmap of its groups")
-        new = bitmap_like(layer, weight, live, group, bias, layout)
+        new = masked_like(layer, weight, live, group, bias, layout)
     if wrong := new.misfit():
         raise FileError(f"{name!r} is damaged: {wrong}")
-    new.pair = layer.pair
-    model.set_submodule(name, new)
-
-
-def _check_kernel(name: str, entry: Mapping[str, Any], layer: SparseLayer) -> None:
-    """Refuse filters of another size than the layer's."""
-    written = kernel_in(name, entry)
-    kernel = [*layer.kernel_size] if isinstance(layer, SparseConv2d) else None
-    if written != kernel:
-        raise FileError(f"{name!r} has kernel={written} in the recipe, not {kernel}")
+    return new
 
 
 def _group(name: str, entry: Mapping[str, Any], columns: int) -> int:
@@ -373,10 +359,10 @@ def _group(name: str, entry: Mapping[str, Any], columns: int) -> int:
 # --- the dense network's size, from the recipe
 
 
-def narrow_sizes(recipe: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def dense_sizes(recipe: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Return the inputs and outputs that layers had before the split, where the recipe says so.
 
-    >>> narrow_sizes(recipe_of(expand(MLP([32, 8, 1]), 2)))
+    >>> dense_sizes(recipe_of(expand(MLP([32, 8, 1]), 2)))
     {'layers.0': (32, 8), 'layers.2': (8, 1)}
     """
     layers = recipe["layers"]
@@ -390,11 +376,11 @@ def narrow_sizes(recipe: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return {name: sizes[name] for name in layers if name in sizes}
 
 
-def narrow_bytes(
+def dense_bytes(
     layers: Mapping[str, Packed], others: Mapping[str, Tensor], recipe: Mapping[str, Any]
 ) -> int | None:
     """Count the bytes of the dense network's tensors; None if the recipe does not tell its size."""
-    sizes, copies = narrow_sizes(recipe), _copies(recipe)
+    sizes, copies = dense_sizes(recipe), _copies(recipe)
     if sizes.keys() != layers.keys():
         return None
     total = 0

@@ -23,17 +23,17 @@ from fissile.packed.bits import (
 
 __all__ = [
     "Layout",
-    "bitmap_dense",
-    "bitmap_misfit",
     "cast",
     "check_dtype",
     "check_layout",
     "group_starts",
-    "owned_dense",
-    "owned_misfit",
+    "masked_dense",
+    "masked_misfit",
     "owners",
-    "pack_bitmap",
-    "pack_owned",
+    "pack_masked",
+    "pack_partitioned",
+    "partitioned_dense",
+    "partitioned_misfit",
     "recast",
     "refuse_overflow",
 ]
@@ -73,7 +73,7 @@ def refuse_overflow(name: str, before: Tensor, after: Tensor) -> None:
         raise FissileError(f"{name} is not finite in {after.dtype}; pack in another dtype")
 
 
-def pack_owned(
+def pack_partitioned(
     weight: Float[Tensor, "parents inputs"],
     owner: Int[Tensor, "parents inputs"],
     alpha: int,
@@ -82,21 +82,21 @@ def pack_owned(
 ) -> tuple[Float[Tensor, "parents inputs"], Int[Tensor, "bits parents bytes"] | None]:
     """Return a partitioned layer's weight with its owners in the lowest bits, or their planes.
 
-    >>> pack_owned(torch.ones(1, 2), torch.tensor([[0, 1]]), 2, torch.float16, "inline")[0]
+    >>> pack_partitioned(torch.ones(1, 2), torch.tensor([[0, 1]]), 2, torch.float16, "inline")[0]
     tensor([[1.0000, 0.9995]], dtype=torch.float16)
     """
     bits = owner_bits(alpha)
     there, low = owner >= 0, owner.clamp(min=0).int()
     if layout == "plane":
-        places = torch.arange(bits, device=weight.device).view(-1, 1, 1)
-        planes = to_bytes((low >> places) & 1 != 0)
+        shifts = torch.arange(bits, device=weight.device).view(-1, 1, 1)
+        planes = to_bytes((low >> shifts) & 1 != 0)
         return _rounded(weight, torch.zeros_like(low), 0, there, dtype), planes
     if wrong := _too_many(bits, dtype):
         raise FissileError(f'alpha={alpha}: {wrong}; use layout="plane"')
     return _rounded(weight, low, bits, there, dtype), None
 
 
-def pack_bitmap(
+def pack_masked(
     weight: Float[Tensor, "outputs inputs"], mask: Bool[Tensor, "outputs inputs"],
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, " stored"], Int[Tensor, "outputs bytes"], int]:  # fmt: skip
@@ -127,13 +127,13 @@ def owners(
     if planes is None:
         owner = low_bits(weight, owner_bits(alpha)).int()
     else:
-        places = torch.arange(len(planes), device=weight.device, dtype=torch.int32)
+        shifts = torch.arange(len(planes), device=weight.device, dtype=torch.int32)
         bits = from_bytes(planes, weight.shape[-1]).int()
-        owner = (bits << places[:, None, None]).sum(0, dtype=torch.int32)
+        owner = (bits << shifts[:, None, None]).sum(0, dtype=torch.int32)
     return torch.where(exists(weight), owner, REMOVED)
 
 
-def owned_dense(
+def partitioned_dense(
     weight: Float[Tensor, "parents inputs"], planes: Int[Tensor, "bits parents bytes"] | None,
     alpha: int,
 ) -> Float[Tensor, "children inputs"]:  # fmt: skip
@@ -149,7 +149,7 @@ def group_starts(live: Int[Tensor, "outputs bytes"], groups: int) -> Int[Tensor,
     return counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts) - counts
 
 
-def bitmap_dense(
+def masked_dense(
     weight: Float[Tensor, " stored"], live: Int[Tensor, "outputs bytes"], group: int, inputs: int
 ) -> Float[Tensor, "outputs inputs"]:
     """Write a masked layer's matrix out."""
@@ -162,10 +162,10 @@ def bitmap_dense(
 # --- tensors that packing could not have made
 
 
-def owned_misfit(
+def partitioned_misfit(
     weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int, shape: tuple[int, int]
 ) -> str | None:
-    """Return what is wrong with tensors that :func:`pack_owned` could not have made, or None."""
+    """Return why :func:`pack_partitioned` cannot have made these tensors; None if it can."""
     if weight.dtype not in MANTISSA or weight.shape != shape:
         return f"the weight is not a matrix of {shape} packed numbers"
     if wrong := _bias_misfit(bias, alpha * shape[0], weight.dtype):
@@ -187,10 +187,10 @@ def owned_misfit(
     return None
 
 
-def bitmap_misfit(
+def masked_misfit(
     weight: Tensor, live: Tensor, bias: Tensor | None, group: int, shape: tuple[int, int]
 ) -> str | None:
-    """Return what is wrong with tensors that :func:`pack_bitmap` could not have made, or None."""
+    """Return why :func:`pack_masked` cannot have made these tensors; None if it can."""
     if group not in _GROUPS or shape[1] % group:
         return f"groups of {group} do not go into {shape[1]} columns"
     if weight.dtype not in MANTISSA or weight.ndim != 1:

@@ -23,32 +23,27 @@ from fissile.packed import dispatch
 from fissile.packed.bits import MANTISSA, exists, from_bytes, owner_bits
 from fissile.packed.format import (
     Layout,
-    bitmap_dense,
-    bitmap_misfit,
     check_dtype,
     group_starts,
-    owned_dense,
-    owned_misfit,
+    masked_dense,
+    masked_misfit,
     owners,
+    partitioned_dense,
+    partitioned_misfit,
     recast,
 )
 
 __all__ = [
-    "Bitmap",
     "InferenceOnly",
-    "Owned",
     "Packed",
     "PackedLinear",
+    "PackedMasked",
     "PackedMaskedConv2d",
     "PackedMaskedLinear",
+    "PackedPartitioned",
     "PackedPartitionedConv2d",
     "PackedPartitionedLinear",
 ]
-
-
-_DOES_NOT_TRAIN = (
-    "a packed model does not train: call fissile.unpack, train that, and pack it again"
-)
 
 
 class InferenceOnly(nn.Module):
@@ -84,7 +79,10 @@ class Packed(InferenceOnly, SparseLayer):
 
     def misfit(self) -> str | None:
         """Return what is wrong with the tensors; None if packing could have made them."""
-        return self._misfit_of({**self._parameters, **self._buffers})
+        return self._misfit_of(self._tensors())
+
+    def _tensors(self) -> dict[str, Any]:
+        return {**self._parameters, **self._buffers}
 
     @abstractmethod
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None: ...
@@ -107,7 +105,7 @@ class Packed(InferenceOnly, SparseLayer):
         new = state_dict.get(key)
         if new is not None and new.dtype is not dtype and new.dtype in MANTISSA:
             state_dict[key] = recast(new, self.owner_bits, dtype)  # a plain cast loses the owners
-        mine = {**self._parameters, **self._buffers}
+        mine = self._tensors()
         parts = mine | {k: state_dict[prefix + k] for k in mine if prefix + k in state_dict}
         if wrong := self._hinders(mine, parts, local_metadata.get("assign_to_params_buffers")):
             error_msgs.append(f"{prefix.removesuffix('.')}: {wrong}")
@@ -140,7 +138,7 @@ class Packed(InferenceOnly, SparseLayer):
         return f"{super().extra_repr()}, layout={self.layout}, dtype={dtype}"
 
 
-class Owned(Packed):
+class PackedPartitioned(Packed):
     """The weights of a partitioned layer, packed."""
 
     alpha: int
@@ -158,7 +156,7 @@ class Owned(Packed):
 
     def dense_weight(self) -> Float[Tensor, "children inputs *kernel"]:
         """Return the children's rows."""
-        return self._shaped(owned_dense(self.weight, self.planes, self.alpha))
+        return self._shaped(partitioned_dense(self.weight, self.planes, self.alpha))
 
     def pattern(self) -> Bool[Tensor, "children inputs *kernel"]:
         """Return which child holds which input."""
@@ -166,15 +164,16 @@ class Owned(Packed):
 
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None:
         shape = self.outputs // self.alpha, self.matrix_shape[1]
-        tensors = parts["weight"], parts["planes"], parts["bias"]
-        return owned_misfit(*tensors, self.alpha, shape)
+        return partitioned_misfit(
+            parts["weight"], parts["planes"], parts["bias"], self.alpha, shape
+        )
 
     def extra_repr(self) -> str:
         """Return the layer's description, with alpha first."""
         return f"alpha={self.alpha}, {super().extra_repr()}"
 
 
-class Bitmap(Packed):
+class PackedMasked(Packed):
     """The weights of a masked layer, packed."""
 
     live: Tensor
@@ -200,16 +199,17 @@ class Bitmap(Packed):
 
     def dense_weight(self) -> Float[Tensor, "outputs inputs *kernel"]:
         """Return the weight with zeros where nothing is."""
-        how = self.group, self.matrix_shape[1]
-        return self._shaped(bitmap_dense(self.weight.detach(), self.live, *how))
+        columns = self.matrix_shape[1]
+        return self._shaped(masked_dense(self.weight.detach(), self.live, self.group, columns))
 
     def pattern(self) -> Bool[Tensor, "outputs inputs *kernel"]:
         """Return which weights exist."""
         return exists(self.dense_weight())
 
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None:
-        tensors = parts["weight"], parts["live"], parts["bias"]
-        return bitmap_misfit(*tensors, self.group, self.matrix_shape)
+        return masked_misfit(
+            parts["weight"], parts["live"], parts["bias"], self.group, self.matrix_shape
+        )
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
@@ -233,7 +233,7 @@ class PackedLinear(Packed, SparseLinear):
         """Apply the linear map and an activation."""
 
 
-class PackedPartitionedLinear(Owned, PackedLinear):
+class PackedPartitionedLinear(PackedPartitioned, PackedLinear):
     """A partitioned layer, packed by :func:`fissile.pack`; the tensors are kept as they are.
 
     >>> model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -261,10 +261,12 @@ class PackedPartitionedLinear(Owned, PackedLinear):
     def activated(self, x: Tensor, activation: dispatch.Activation) -> Tensor:
         """Apply the linear map and an activation."""
         weight, bias = self._held()
-        return dispatch.owned(x, weight, self._buffers["planes"], bias, self.alpha, activation)
+        return dispatch.partitioned_linear(
+            x, weight, self._buffers["planes"], bias, self.alpha, activation
+        )
 
 
-class PackedMaskedLinear(Bitmap, PackedLinear):
+class PackedMaskedLinear(PackedMasked, PackedLinear):
     """A masked layer, packed by :func:`fissile.pack`; the tensors are kept as they are.
 
     >>> model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -294,7 +296,7 @@ class PackedMaskedLinear(Bitmap, PackedLinear):
         """Apply the linear map and an activation."""
         (weight, bias), bits = self._held(), self._buffers
         how = bias, self.group, self.in_features, activation
-        return dispatch.bitmap(x, weight, bits["live"], bits["start"], *how)  # type: ignore[arg-type]
+        return dispatch.masked_linear(x, weight, bits["live"], bits["start"], *how)  # type: ignore[arg-type]
 
 
 # --- convolutions
@@ -315,7 +317,7 @@ class _PackedConv2d(Packed, SparseConv2d):
         return super().forward(x)
 
 
-class PackedPartitionedConv2d(Owned, _PackedConv2d):
+class PackedPartitionedConv2d(PackedPartitioned, _PackedConv2d):
     """A partitioned convolution, packed by :func:`fissile.pack`.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
@@ -342,7 +344,7 @@ class PackedPartitionedConv2d(Owned, _PackedConv2d):
         self._keep(weight, planes, alpha, bias)
 
 
-class PackedMaskedConv2d(Bitmap, _PackedConv2d):
+class PackedMaskedConv2d(PackedMasked, _PackedConv2d):
     """A masked convolution, packed by :func:`fissile.pack`.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as everywhere
 
 from fissile.packed import dispatch
-from fissile.packed.dispatch import Activation, is_traced
+from fissile.packed.dispatch import Activation
 from fissile.packed.layers import (
     InferenceOnly,
     PackedLinear,
@@ -28,11 +28,11 @@ __all__ = [
 
 
 class _Ready(NamedTuple):
-    """Tensors, where they lie and how many numbers they have, and the call prepared for them."""
+    """Tensors, their addresses and sizes when last looked at, and the call prepared for them."""
 
     held: tuple[Tensor | None, ...]
-    at: list[Callable[[], int]]
-    places: list[int]
+    looks: list[Callable[[], int]]
+    seen: list[int]
     few: tuple[Callable[[Tensor, int], Tensor], int] | None
 
 
@@ -68,7 +68,7 @@ class Block:
             own["weight"], own["bias"], mine._buffers["planes"],
             others["weight"], others["bias"], bits["live"], bits["start"],
         )  # fmt: skip
-        if all(map(is_, held, last.held)) and last.places == [place() for place in last.at]:
+        if all(map(is_, held, last.held)) and last.seen == [look() for look in last.looks]:
             return last
         kernels, few = dispatch.kernels_for(mine.weight.device), None
         if hasattr(kernels, "block_for_few") and dispatch.few_children(mine.alpha):
@@ -77,9 +77,9 @@ class Block:
                 few = kernels.block_for_few(  # type: ignore[union-attr]
                     weight, planes, bias, alpha, self.activation, *self._second()
                 )
-        at = [look for t in held if t is not None for look in (t.data_ptr, t.numel)]
+        looks = [look for t in held if t is not None for look in (t.data_ptr, t.numel)]
         # At once: another thread sees all of it or nothing.
-        self._ready = _Ready(held, at, [place() for place in at], few)
+        self._ready = _Ready(held, looks, [look() for look in looks], few)
         return self._ready
 
     def _is_plain(self, x: Tensor, ready: _Ready) -> bool:
@@ -109,14 +109,6 @@ def _wants_gradients(x: Tensor, held: tuple[Tensor | None, ...]) -> bool:
     return x.requires_grad or any(t is not None and t.requires_grad for t in held)
 
 
-class _Step(NamedTuple):
-    """Modules that are one call: a layer with its activation, or such a layer and the next."""
-
-    module: nn.Module
-    activation: Activation = "none"
-    second: PackedMaskedLinear | None = None
-
-
 class PackedSequential(InferenceOnly, nn.Sequential):
     """An ``nn.Sequential`` whose activations are applied where the layer before them writes.
 
@@ -130,12 +122,12 @@ class PackedSequential(InferenceOnly, nn.Sequential):
         """Pass the input through all modules."""
         modules = tuple(self._modules.values())
         # A compiler fuses by itself; hooks, and a forward of one's own, want to see what passes.
-        if is_traced() or _all_watched() or any(map(_is_watched, modules)):
+        if dispatch.is_traced() or _all_watched() or any(map(_is_watched, modules)):
             return super().forward(input)  # type: ignore[no-untyped-call]
         # Dropout may be switched on by itself, to draw several answers.
         now = [(module, module.training) for module in modules]
         if self._plan is None or self._plan[0] != now:
-            self._plan = now, [_call_of(step) for step in _steps(modules)]
+            self._plan = now, _calls(modules)
         for call in self._plan[1]:
             input = call(input)
         return input
@@ -154,37 +146,28 @@ def _is_watched(module: nn.Module) -> bool:
     return bool(hooks) or "forward" in vars(module)
 
 
-def _steps(modules: Sequence[nn.Module]) -> list[_Step]:
-    steps: list[_Step] = []
-    for module in modules:
-        last = steps[-1] if steps else _Step(nn.Identity())
-        follows = isinstance(last.module, PackedLinear) and last.second is None
-        known = _name_of(module)
-        if _does_nothing(module):
+def _calls(modules: Sequence[nn.Module]) -> list[Callable[[Any], Any]]:
+    """Return what to call one after another: modules, or several that go in one call."""
+    rest = [module for module in modules if not _does_nothing(module)]
+    calls: list[Callable[[Any], Any]] = []
+    while rest:
+        module, activation = rest.pop(0), None
+        if not isinstance(module, PackedLinear):
+            calls.append(module)
             continue
-        if known is not None and follows and last.activation == "none":
-            steps[-1] = last._replace(activation=known)
-        elif isinstance(module, PackedMaskedLinear) and follows and _fit(last.module, module):
-            steps[-1] = last._replace(second=module)
+        if rest and (activation := _name_of(rest[0])) is not None:
+            del rest[0]
+        second = rest[0] if rest else None
+        if (
+            isinstance(module, PackedPartitionedLinear)
+            and isinstance(second, PackedMaskedLinear)
+            and module.out_features == second.in_features
+        ):
+            del rest[0]
+            calls.append(Block(module, activation or "none", second))
         else:
-            steps.append(_Step(module))
-    return steps
-
-
-def _fit(first: nn.Module, second: PackedMaskedLinear) -> bool:
-    if not isinstance(first, PackedPartitionedLinear):
-        return False
-    return first.out_features == second.in_features
-
-
-def _call_of(step: _Step) -> Callable[[Any], Any]:
-    """Return what a step calls."""
-    if step.second is not None:
-        assert isinstance(step.module, PackedPartitionedLinear)
-        return Block(step.module, step.activation, step.second)
-    if isinstance(step.module, PackedLinear):
-        return partial(step.module.activated, activation=step.activation)
-    return step.module
+            calls.append(partial(module.activated, activation=activation or "none"))
+    return calls
 
 
 def _does_nothing(module: nn.Module) -> bool:

@@ -20,22 +20,22 @@ from fissile.packed.bits import (
     owner_bits,
     pattern_of,
     read_groups,
-    read_places,
+    read_mask,
     to_bytes,
     write_groups,
-    write_places,
+    write_mask,
 )
 from fissile.packed.format import (
-    bitmap_dense,
-    bitmap_misfit,
     check_dtype,
     check_layout,
     group_starts,
-    owned_dense,
-    owned_misfit,
+    masked_dense,
+    masked_misfit,
     owners,
-    pack_bitmap,
-    pack_owned,
+    pack_masked,
+    pack_partitioned,
+    partitioned_dense,
+    partitioned_misfit,
     recast,
 )
 
@@ -177,18 +177,18 @@ def masks(draw, most=400):
 @settings(max_examples=75, deadline=None)
 @given(mask=masks(), after=masks(30))
 def test_places_are_read_as_they_were_written(mask, after):
-    stream = write_places(mask)
+    stream = write_mask(mask)
     assert len(stream) <= len(mask), "a plain mask would be shorter"
-    reader = Reader.of(torch.cat([stream, after]))
-    assert torch.equal(read_places(reader, len(mask), int(mask.sum())), mask)
+    reader = Reader([], torch.cat([stream, after]))
+    assert torch.equal(read_mask(reader, len(mask), int(mask.sum())), mask)
     assert torch.equal(reader.take(len(after)), after), "the next one begins where this one ends"
 
 
 def test_few_places_take_few_bits():
     mask = torch.zeros(2**16, dtype=torch.bool)
     mask[torch.randperm(2**16)[:64]] = True
-    assert len(write_places(mask)) < 64 * 13
-    assert len(write_places(~mask)) == len(write_places(mask))
+    assert len(write_mask(mask)) < 64 * 13
+    assert len(write_mask(~mask)) == len(write_mask(mask))
 
 
 @st.composite
@@ -203,7 +203,7 @@ def grouped(draw):
 @settings(max_examples=50, deadline=None)
 @given(mask=grouped(), after=masks(10))
 def test_groups_are_read_as_they_were_written(mask, after):
-    reader = Reader.of(torch.cat([write_groups(mask), after]))
+    reader = Reader([], torch.cat([write_groups(mask), after]))
     some, inside = read_groups(reader, *mask.shape, int(mask.sum()))
     assert torch.equal(some, mask.any(1))
     assert torch.equal(inside, mask[some])
@@ -215,7 +215,7 @@ def test_groups_without_a_weight_are_not_stored():
     stream = write_groups(mask)
     stream[-2:] = torch.tensor([False, False])
     with pytest.raises(FileError, match="its groups do not fit the weights"):
-        read_groups(Reader.of(stream), 2, 2, 2)
+        read_groups(Reader([], stream), 2, 2, 2)
 
 
 @settings(max_examples=75, deadline=None)
@@ -224,14 +224,14 @@ def test_a_damaged_stream_is_refused_or_fits(stream, size, data):
     places = data.draw(st.integers(0, 300))
     taken = data.draw(st.integers(-1, places + 1))
     try:
-        mask = read_places(Reader.of(stream), places, taken)
+        mask = read_mask(Reader([], stream), places, taken)
     except FileError:
         pass
     else:
         assert mask.shape == (places,)
         assert int(mask.sum()) == taken
     try:
-        some, inside = read_groups(Reader.of(stream), places, size, taken)
+        some, inside = read_groups(Reader([], stream), places, size, taken)
     except FileError:
         return
     assert some.shape == (places,)
@@ -314,18 +314,18 @@ def dealt(draw):
 @given(case=dealt(), layout=st.sampled_from(["inline", "plane"]))
 def test_owners_are_found_where_they_were_put(case, layout):
     weight, owner, alpha, dtype = case
-    values, planes = pack_owned(weight, owner, alpha, dtype, layout)
+    values, planes = pack_partitioned(weight, owner, alpha, dtype, layout)
     assert (planes is None) == (layout == "inline")
     assert values.shape == weight.shape
     assert torch.equal(owners(values, planes, alpha), owner.int())
     assert torch.equal(exists(values), owner >= 0), "removed weights are zero bits, no others"
     if layout == "plane":
         assert torch.equal(values, weight.to(dtype)), "the weights are untouched"
-    assert owned_misfit(values, planes, None, alpha, tuple(weight.shape)) is None
+    assert partitioned_misfit(values, planes, None, alpha, tuple(weight.shape)) is None
     wide = torch.zeros(len(weight), alpha, weight.shape[1], dtype=dtype)
     rows, columns = (owner >= 0).nonzero(as_tuple=True)
     wide[rows, owner[rows, columns], columns] = values[rows, columns]
-    assert torch.equal(owned_dense(values, planes, alpha), wide.flatten(0, 1))
+    assert torch.equal(partitioned_dense(values, planes, alpha), wide.flatten(0, 1))
     for other in DTYPES:
         cast = recast(values, 0 if planes is not None else owner_bits(alpha), other)
         assert torch.equal(owners(cast, planes, alpha), owner.int())
@@ -338,10 +338,10 @@ def test_a_bitmap_holds_the_groups_that_have_a_weight(mask, rows, dtype, seed):
     torch.manual_seed(seed)
     mask = mask.flatten()[: mask.numel() // rows * rows].view(rows, -1)
     weight = torch.where(mask, torch.randn(mask.shape), 0)
-    values, live, group = pack_bitmap(weight, mask, dtype)
+    values, live, group = pack_masked(weight, mask, dtype)
     assert mask.shape[1] % group == 0
-    assert bitmap_misfit(values, live, None, group, tuple(mask.shape)) is None
-    wide = bitmap_dense(values, live, group, mask.shape[1])
+    assert masked_misfit(values, live, None, group, tuple(mask.shape)) is None
+    wide = masked_dense(values, live, group, mask.shape[1])
     assert torch.equal(wide, weight.to(dtype))
     assert torch.equal(exists(wide), mask)
     stored = from_bytes(live, mask.shape[1] // group)
@@ -361,11 +361,11 @@ def test_starts_count_over_all_blocks_of_all_rows():
 
 def test_copies_that_stay_together_are_one_group():
     whole = (torch.rand(6, 10) < 0.5).repeat_interleave(4, 1)
-    assert pack_bitmap(torch.ones(6, 40), whole, torch.float16)[2] >= 4
+    assert pack_masked(torch.ones(6, 40), whole, torch.float16)[2] >= 4
     single = torch.zeros(6, 40, dtype=torch.bool)
     single[:, ::8] = True
-    assert pack_bitmap(torch.ones(6, 40), single, torch.float32)[2] == 1
-    assert pack_bitmap(torch.ones(6, 7), torch.ones(6, 7).bool(), torch.float16)[2] == 1
+    assert pack_masked(torch.ones(6, 40), single, torch.float32)[2] == 1
+    assert pack_masked(torch.ones(6, 7), torch.ones(6, 7).bool(), torch.float16)[2] == 1
 
 
 def test_settings_that_are_none():
@@ -376,8 +376,8 @@ def test_settings_that_are_none():
     for dtype, alpha in [(torch.bfloat16, 17), (torch.float16, 65), (torch.float32, 4097)]:
         owner = torch.zeros(1, 2, dtype=torch.int32)
         with pytest.raises(FissileError, match=r"to give away; use layout=\"plane\""):
-            pack_owned(torch.ones(1, 2), owner, alpha, dtype, "inline")
-        assert pack_owned(torch.ones(1, 2), owner, alpha - 1, dtype, "inline")[1] is None
-        assert pack_owned(torch.ones(1, 2), owner, alpha, dtype, "plane")[1] is not None
+            pack_partitioned(torch.ones(1, 2), owner, alpha, dtype, "inline")
+        assert pack_partitioned(torch.ones(1, 2), owner, alpha - 1, dtype, "inline")[1] is None
+        assert pack_partitioned(torch.ones(1, 2), owner, alpha, dtype, "plane")[1] is not None
     with pytest.raises(FissileError, match="to give away; unpack the model"):
         recast(torch.ones(2), 8, torch.bfloat16)

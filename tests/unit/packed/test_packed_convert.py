@@ -25,7 +25,7 @@ from fissile import (
     unpack,
 )
 from fissile.layers import Partitioned
-from fissile.packed.layers import Owned, Packed
+from fissile.packed.layers import Packed, PackedPartitioned
 from fissile.packed.sequence import PackedSequential
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -265,7 +265,7 @@ def test_layers_are_the_kinds_they_were():
     for layer in layers_of(pack(wide_mlp())).values():
         assert isinstance(layer, Packed)
         assert not isinstance(layer, Partitioned)
-        assert isinstance(layer, Owned) == hasattr(layer, "alpha")
+        assert isinstance(layer, PackedPartitioned) == hasattr(layer, "alpha")
         assert layer.training is False
         assert not any(p.requires_grad for p in layer.parameters())
     assert {"pack", "unpack"} <= {*fissile.__all__}

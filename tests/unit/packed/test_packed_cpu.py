@@ -137,7 +137,7 @@ def test_children_get_the_weights_they_own(kernel, seed, h, d, biased, activatio
     alpha = int(rng.integers(slots // 2 + 1, slots + 1))
     layer, owner = make_owned(rng, h, d, alpha, dtype, plane, biased)
     x = normal(rng, batch, d, dtype=dtype)
-    y = cpu.owned_linear(x, *layer, activation)
+    y = cpu.partitioned_linear(x, *layer, activation)
     assert y.dtype == dtype
     check(y, x, layer.dense(owner), layer.bias, activation)
 
@@ -151,7 +151,7 @@ def test_stored_groups_meet_their_inputs(kernel, seed, outputs, groups, biased, 
     rng, (dtype, group) = np.random.default_rng(seed), kernel
     layer, stored = make_bitmap(rng, outputs, groups, group, dtype, biased)
     x = normal(rng, batch, groups * group, dtype=dtype)
-    y = cpu.bitmap_linear(x, *layer, activation)
+    y = cpu.masked_linear(x, *layer, activation)
     assert y.dtype == dtype
     check(y, x, layer.dense(stored), layer.bias, activation)
 
@@ -161,7 +161,7 @@ def test_a_layer_that_stores_nothing_is_its_bias(group):
     layer, _ = make_bitmap(np.random.default_rng(0), 5, 20, group, torch.float32, True, kept=0)
     x = torch.full((3, 20 * group), torch.nan)  # nothing may touch it
     assert not len(layer.weight)
-    assert torch.equal(cpu.bitmap_linear(x, *layer, "none"), layer.bias.expand(3, 5))
+    assert torch.equal(cpu.masked_linear(x, *layer, "none"), layer.bias.expand(3, 5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -204,8 +204,8 @@ def test_threads_share_a_large_layer(activation, monkeypatch):
     x = normal(rng, 3, 1999, dtype=torch.float32)
     with Pool(2) as pool:
         monkeypatch.setattr(cpu, "_pool", lambda: pool)
-        hidden = cpu.owned_linear(x, *first, activation)
-        y = cpu.bitmap_linear(hidden, *second, "none")
+        hidden = cpu.partitioned_linear(x, *first, activation)
+        y = cpu.masked_linear(hidden, *second, "none")
         both = cpu.block(x, *first, activation, *second)
     assert len(pieces) == 4
     check(hidden, x, first.dense(owner), first.bias, activation)
@@ -221,9 +221,9 @@ def test_callers_in_several_threads_do_not_disturb_each_other():
     rng = np.random.default_rng(3)
     layer, _ = make_owned(rng, 300, 1000, 4, torch.float32, True, True)
     inputs = [normal(rng, 4, 1000, dtype=torch.float32) for _ in range(12)]
-    right = [cpu.owned_linear(x, *layer, "relu") for x in inputs]
+    right = [cpu.partitioned_linear(x, *layer, "relu") for x in inputs]
     with ThreadPoolExecutor(3) as callers:
-        found = callers.map(lambda x: cpu.owned_linear(x, *layer, "relu"), inputs * 5)
+        found = callers.map(lambda x: cpu.partitioned_linear(x, *layer, "relu"), inputs * 5)
         assert all(map(torch.equal, found, right * 5))
 
 
@@ -328,13 +328,13 @@ def test_threads_that_did_not_survive_a_fork_are_replaced():
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("kernel", ["activation", "bitmap", "owned"])
+@pytest.mark.parametrize("kernel", ["activation", "masked", "partitioned"])
 def test_kernels_on_disk_know_what_they_were_made_with(kernel):
     """Numba compares what a kernel closes over, and the kernel's own file alone."""
     made = {
         "activation": cpu.activation_kernel,
-        "bitmap": lambda: cpu.bitmap_kernel(torch.float32, 4, False),
-        "owned": lambda: cpu.owned_kernel(torch.float32, 4, False, False),
+        "masked": lambda: cpu.masked_kernel(torch.float32, 4, False),
+        "partitioned": lambda: cpu.partitioned_kernel(torch.float32, 4, False, False),
     }[kernel]()
     within = inspect.getclosurevars(made.py_func).nonlocals.values()
     files = Path(cpu.__file__).with_name("kernels.py"), Path(llvm.__file__)
@@ -351,13 +351,13 @@ def test_odd_inputs_reach_their_owners_alone(odd, alpha, plane):
     x[1, 49] = x[1, 20] = odd
     weight = layer.weight[:, [20, 49]]
     owned = torch.zeros(6, alpha).scatter_add_(1, owner[:, [20, 49]], (weight != 0).float()) > 0
-    y = cpu.owned_linear(x, *layer, "none").view(2, 6, alpha)
+    y = cpu.partitioned_linear(x, *layer, "none").view(2, 6, alpha)
     assert owned.any()
     assert not owned.all()
     assert torch.isfinite(y[0]).all()
     assert torch.equal(torch.isfinite(y[1]), ~owned)
     if odd != odd:
-        rectified = cpu.owned_linear(x, *layer, "relu").view(2, 6, alpha)
+        rectified = cpu.partitioned_linear(x, *layer, "relu").view(2, 6, alpha)
         assert torch.equal(rectified[1].isnan(), owned)
 
 
@@ -366,7 +366,7 @@ def test_odd_inputs_reach_stored_groups_alone(group):
     layer, stored = make_bitmap(np.random.default_rng(5), 40, 30, group, torch.float32, False)
     x = torch.ones(1, 30 * group)
     x[0, 7 * group] = torch.inf
-    y = cpu.bitmap_linear(x, *layer, "none")[0]
+    y = cpu.masked_linear(x, *layer, "none")[0]
     assert torch.equal(torch.isfinite(y), ~torch.from_numpy(stored[:, 7]))
 
 
@@ -375,8 +375,8 @@ def test_many_samples_come_in_turns():
     first, owner = make_owned(rng, 3, 4001, 4, torch.float32, False, True)
     second, stored = make_bitmap(rng, 3, 1000, 4, torch.float32, True)
     x, z = (normal(rng, 75, n, dtype=torch.float32) for n in (4001, 4000))
-    check(cpu.owned_linear(x, *first, "none"), x, first.dense(owner), first.bias, "none")
-    check(cpu.bitmap_linear(z, *second, "none"), z, second.dense(stored), second.bias, "none")
+    check(cpu.partitioned_linear(x, *first, "none"), x, first.dense(owner), first.bias, "none")
+    check(cpu.masked_linear(z, *second, "none"), z, second.dense(stored), second.bias, "none")
 
 
 def test_a_sample_is_the_same_in_any_batch():
@@ -405,7 +405,7 @@ def wrong_owned():
 @pytest.mark.parametrize(("why", "given", "activation"), list(wrong_owned()))
 def test_owners_that_do_not_fit_are_refused(why, given, activation):
     with pytest.raises(FissileError, match=why):
-        cpu.owned_linear(*given, activation)
+        cpu.partitioned_linear(*given, activation)
 
 
 def wrong_bitmap():
@@ -421,7 +421,7 @@ def wrong_bitmap():
 @pytest.mark.parametrize(("why", "layer"), list(wrong_bitmap()))
 def test_bitmaps_that_do_not_fit_are_refused(why, layer):
     with pytest.raises(FissileError, match=why):
-        cpu.bitmap_linear(torch.ones(2, 84), *layer, "none")
+        cpu.masked_linear(torch.ones(2, 84), *layer, "none")
 
 
 def test_who_takes_what():
@@ -460,15 +460,15 @@ x[torch.float16][0, 0] = 3e-6  # so small that half precision has another format
 for kind, plane, alpha in zip(t.DTYPES, (True, False, True), (8, 4, 2)):
     layer, owner = t.make_owned(rng, 5, 77, alpha, kind, plane, True)
     layer.weight[0, :3] = torch.tensor([2.0**-20, -2.0**-22, 0.0]).to(kind) if plane else 0
-    y = t.cpu.owned_linear(x[kind], *layer, "none")
+    y = t.cpu.partitioned_linear(x[kind], *layer, "none")
     t.check(y, x[kind], layer.dense(owner), layer.bias, "none")
 for kind, group in zip((*t.DTYPES, torch.float16), (1, 2, 4, 1)):
     layer, stored = t.make_bitmap(rng, 5, 70, group, kind, True)
     if kind == torch.float16:
         layer.weight[:2] = torch.tensor([2.0**-20, -3 * 2.0**-23])
     z = t.normal(rng, 2, 70 * group, dtype=kind)
-    t.check(t.cpu.bitmap_linear(z, *layer, "none"), z, layer.dense(stored), layer.bias, "none")
-y = t.cpu.bitmap_linear(torch.tensor([[1.0, 0.0]]).half(), torch.tensor([torch.inf] * 2).half(),
+    t.check(t.cpu.masked_linear(z, *layer, "none"), z, layer.dense(stored), layer.bias, "none")
+y = t.cpu.masked_linear(torch.tensor([[1.0, 0.0]]).half(), torch.tensor([torch.inf] * 2).half(),
                         torch.tensor([[1], [2]]).byte(), torch.tensor([[0], [1]]).int(), None, 1,
                         "none")
 print(y.tolist())

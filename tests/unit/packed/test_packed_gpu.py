@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fissile.packed import gpu
-from fissile.packed.gpu import MaskedTiles, Tiles, launch, masked_tiles, owned_tiles
+from fissile.packed.gpu import MaskedTiles, Tiles, launch, masked_tiles, partitioned_tiles
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -94,7 +94,7 @@ def test_owned_agrees_at_odd_sizes(alpha, layout, dtype):
     x = numbers(generator, BATCHES[alpha - 2], 77, dtype=dtype)
     bias = numbers(generator, 21 * alpha, dtype=dtype) if alpha % 2 else None
     activation = list(ACTIVATIONS)[alpha % 5]
-    found = launch.owned_linear(x, weight, planes, bias, alpha, activation)
+    found = launch.partitioned_linear(x, weight, planes, bias, alpha, activation)
     assert_near(found, expected_of(x, wide, bias, activation), dtype)
 
 
@@ -105,7 +105,7 @@ def test_owned_agrees_at_even_sizes(batch, layout, dtype):
     generator = torch.Generator().manual_seed(batch)
     weight, planes, wide = owned_layer(32, 256, 4, dtype, layout)
     x, bias = numbers(generator, batch, 256, dtype=dtype), numbers(generator, 128, dtype=dtype)
-    found = launch.owned_linear(x, weight, planes, bias, 4, "none")
+    found = launch.partitioned_linear(x, weight, planes, bias, 4, "none")
     assert_near(found, expected_of(x, wide, bias, "none"), dtype)
 
 
@@ -115,7 +115,7 @@ TILES = [
     Tiles(64, 64, 8, True, 1, 4, 3),
     Tiles(64, 32, 32, False, 1, 4, 3),
     *{
-        owned_tiles(batch, h, 256, bits, 2, False)
+        partitioned_tiles(batch, h, 256, bits, 2, False)
         for batch in (1, 16, 40, 200)
         for h in (64, 4096, 14336, 28672)
         for bits in (1, 2, 3)
@@ -130,9 +130,8 @@ def test_every_way_to_cut_a_layer_agrees(tiles):
     alpha = 8 if tiles.samples < 64 else 4
     weight, _, wide = owned_layer(70, 256, alpha, torch.float16, "inline")
     x = numbers(generator, 19, 256, dtype=torch.float16)
-    for assembly in (False, True) if CUDA else (False,):
-        found = launch.owned_linear(x, weight, None, None, alpha, "none", tiles, assembly)
-        assert_near(found, expected_of(x, wide, None, "none"), torch.float16)
+    found = launch.partitioned_linear(x, weight, None, None, alpha, "none", tiles)
+    assert_near(found, expected_of(x, wide, None, "none"), torch.float16)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -140,11 +139,11 @@ def test_activations(activation):
     generator = torch.Generator().manual_seed(1)
     weight, _, wide = owned_layer(16, 32, 2, torch.float32, "inline")
     x, bias = numbers(generator, 3, 32, dtype=torch.float32) * 3, None
-    found = launch.owned_linear(x, weight, None, bias, 2, activation)
+    found = launch.partitioned_linear(x, weight, None, bias, 2, activation)
     assert_near(found, expected_of(x, wide, bias, activation), torch.float32)
     packed, wide = masked_layer(5, 16, 2, torch.float32, keep=0.6)
     bias = numbers(generator, 5, dtype=torch.float32)
-    found = launch.bitmap_linear(x, *packed, bias, 2, activation)
+    found = launch.masked_linear(x, *packed, bias, 2, activation)
     assert_near(found, expected_of(x, wide, bias, activation), torch.float32)
 
 
@@ -154,7 +153,7 @@ def test_parents_without_weights_give_their_biases(layout):
     weight, planes, _ = owned_layer(18, 40, 3, torch.float16, layout, keep=0.0)
     assert not weight.any()
     x, bias = (numbers(generator, *shape, dtype=torch.float16) for shape in ((2, 40), (54,)))
-    found = launch.owned_linear(x, weight, planes, bias, 3, "none")
+    found = launch.partitioned_linear(x, weight, planes, bias, 3, "none")
     assert torch.equal(found, bias.expand(2, -1))
 
 
@@ -163,17 +162,17 @@ def test_parents_without_weights_give_their_biases(layout):
 @pytest.mark.parametrize("alpha", [2, 3, 8])
 def test_owned_is_written_out_bit_by_bit(alpha, layout, dtype):
     weight, planes, wide = owned_layer(6, 77, alpha, dtype, layout)
-    assert torch.equal(launch.owned_written(weight, planes, alpha).double(), wide)
+    assert torch.equal(launch.partitioned_written(weight, planes, alpha).double(), wide)
 
 
-def check_bitmap(outputs, groups, group, batch, dtype, biased, keep=0.3):
+def check_masked(outputs, groups, group, batch, dtype, biased, keep=0.3):
     generator = torch.Generator().manual_seed(group)
     packed, wide = masked_layer(outputs, groups, group, dtype, seed=group, keep=keep)
     x = numbers(generator, batch, groups * group, dtype=dtype)
     bias = numbers(generator, outputs, dtype=dtype) if biased else None
-    found = launch.bitmap_linear(x, *packed, bias, group, "none")
+    found = launch.masked_linear(x, *packed, bias, group, "none")
     assert_near(found, expected_of(x, wide, bias, "none"), dtype)
-    assert torch.equal(launch.bitmap_written(*packed, groups * group, group).double(), wide)
+    assert torch.equal(launch.masked_written(*packed, groups * group, group).double(), wide)
 
 
 @pytest.mark.slow
@@ -181,19 +180,19 @@ def check_bitmap(outputs, groups, group, batch, dtype, biased, keep=0.3):
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_bitmap_agrees(group, dtype):
     # a second block that is not full, words and bytes that are not, an empty row and a full one
-    check_bitmap(3, 300, group, {1: 1, 2: 2, 4: 3, 8: 1}[group], dtype, biased=group % 3 == 1)
+    check_masked(3, 300, group, {1: 1, 2: 2, 4: 3, 8: 1}[group], dtype, biased=group % 3 == 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [2, 9, 17, 70])
 def test_bitmap_agrees_for_several_samples(batch):
-    check_bitmap(18, 300, 4, batch, torch.bfloat16, biased=True)
+    check_masked(18, 300, 4, batch, torch.bfloat16, biased=True)
 
 
 def test_bitmap_agrees_at_other_sizes():
-    check_bitmap(2, 40, 4, 9, torch.float16, biased=True)
-    check_bitmap(2, 1100, 2, 1, torch.float16, biased=False, keep=0.05)
-    check_bitmap(18, 256, 2, 3, torch.float16, biased=True)  # words, and whole parts
+    check_masked(2, 40, 4, 9, torch.float16, biased=True)
+    check_masked(2, 1100, 2, 1, torch.float16, biased=False, keep=0.05)
+    check_masked(18, 256, 2, 3, torch.float16, biased=True)  # words, and whole parts
 
 
 MASKED = [
@@ -215,7 +214,7 @@ def test_every_way_to_cut_a_masked_layer_agrees(tiles):
     packed, wide = masked_layer(20, 268, group, torch.float16)
     x = numbers(generator, 11, 268 * group, dtype=torch.float16)
     bias = numbers(generator, 20, dtype=torch.float16)
-    found = launch.bitmap_linear(x, *packed, bias, group, "relu", tiles)
+    found = launch.masked_linear(x, *packed, bias, group, "relu", tiles)
     assert_near(found, expected_of(x, wide, bias, "relu"), torch.float16)
 
 
@@ -224,7 +223,7 @@ def test_bitmap_without_a_stored_group_gives_its_biases():
     packed, _ = masked_layer(2, 24, 4, torch.float16, keep=0.0)
     assert len(packed[0]) == 0
     x, bias = (numbers(generator, *shape, dtype=torch.float16) for shape in ((1, 96), (2,)))
-    assert torch.equal(launch.bitmap_linear(x, *packed, bias, 4, "none"), bias.expand(1, -1))
+    assert torch.equal(launch.masked_linear(x, *packed, bias, 4, "none"), bias.expand(1, -1))
 
 
 def shifted(tensor):
@@ -239,11 +238,11 @@ def test_addresses_need_no_alignment():
         weight, planes, wide = owned_layer(16, 64, 4, torch.float16, layout)
         x = numbers(generator, 2, 64, dtype=torch.float16)
         planes = None if planes is None else shifted(planes)
-        found = launch.owned_linear(shifted(x), shifted(weight), planes, None, 4, "none")
+        found = launch.partitioned_linear(shifted(x), shifted(weight), planes, None, 4, "none")
         assert_near(found, expected_of(x, wide, None, "none"), torch.float16)
     (weight, *rest), wide = masked_layer(3, 32, 8, torch.float16)
     x = numbers(generator, 2, 256, dtype=torch.float16)
-    found = launch.bitmap_linear(shifted(x), shifted(weight), *map(shifted, rest), None, 8, "none")
+    found = launch.masked_linear(shifted(x), shifted(weight), *map(shifted, rest), None, 8, "none")
     assert_near(found, expected_of(x, wide, None, "none"), torch.float16)
 
 
@@ -252,7 +251,7 @@ def test_an_infinite_input_reaches_the_child_that_owns_it():
     weight, _, wide = owned_layer(16, 32, 4, torch.float16, "inline", keep=1.0)
     x = torch.ones(1, 32, dtype=torch.float16, device=DEVICE)
     x[0, 5] = float("inf")
-    found = launch.owned_linear(x, weight, None, None, 4, "none")[0]
+    found = launch.partitioned_linear(x, weight, None, None, 4, "none")[0]
     owns = wide[:, 5] != 0
     assert torch.equal(found[owns], (wide[:, 5][owns] * float("inf")).half())
     assert not found[~owns].isfinite().any()  # like 0 * inf in a dense layer
@@ -302,11 +301,11 @@ def test_owned_agrees_at_large_sizes(h, d, alpha, layout, dtype):
     for batch in (1, 7, 16, 33, 100):
         x = torch.randn(batch, d, device=DEVICE).to(dtype)
         bias = torch.randn(h * alpha, device=DEVICE).to(dtype)
-        found = launch.owned_linear(x, weight, planes, bias, alpha, "silu")
+        found = launch.partitioned_linear(x, weight, planes, bias, alpha, "silu")
         assert norm_error(found, expected_of(x, wide, bias, "silu")) < ERROR[dtype]
-        again = launch.owned_linear(x, weight, planes, bias, alpha, "silu")
+        again = launch.partitioned_linear(x, weight, planes, bias, alpha, "silu")
         assert torch.equal(found, again)
-    assert torch.equal(launch.owned_written(weight, planes, alpha).double(), wide)
+    assert torch.equal(launch.partitioned_written(weight, planes, alpha).double(), wide)
 
 
 @on_gpu
@@ -319,11 +318,10 @@ def test_bitmap_agrees_at_large_sizes(group, dtype):
             x = torch.randn(batch, groups * group, device=DEVICE).to(dtype)
             bias = torch.randn(outputs, device=DEVICE).to(dtype)
             expected = expected_of(x, wide, bias, "relu")
-            for assembly in (False, True) if batch < 4 else (True,):
-                found = launch.bitmap_linear(x, *packed, bias, group, "relu", None, assembly)
-                assert norm_error(found, expected) < ERROR[dtype]
-            assert torch.equal(found, launch.bitmap_linear(x, *packed, bias, group, "relu"))
-        assert torch.equal(launch.bitmap_written(*packed, groups * group, group).double(), wide)
+            found = launch.masked_linear(x, *packed, bias, group, "relu")
+            assert norm_error(found, expected) < ERROR[dtype]
+            assert torch.equal(found, launch.masked_linear(x, *packed, bias, group, "relu"))
+        assert torch.equal(launch.masked_written(*packed, groups * group, group).double(), wide)
 
 
 @on_gpu
@@ -333,8 +331,8 @@ def test_graphs_and_streams():
     x = torch.randn(2, 512, device=DEVICE).half()
 
     def both():
-        hidden = launch.owned_linear(x, weight, None, None, 4, "relu")
-        return launch.bitmap_linear(hidden, *packed, None, 4, "none")
+        hidden = launch.partitioned_linear(x, weight, None, None, 4, "relu")
+        return launch.masked_linear(hidden, *packed, None, 4, "none")
 
     both()
     graph = torch.cuda.CUDAGraph()

@@ -23,34 +23,28 @@ import torch
 from torch import Tensor
 
 from fissile._common.errors import FissileError, needs
-from fissile.packed.format import bitmap_dense, owned_dense
+from fissile.packed.bits import owner_bits
 
 __all__ = [
-    "bitmap_linear",
-    "bitmap_written",
     "block",
     "block_for_few",
     "can_run",
-    "owned_linear",
-    "owned_written",
+    "masked_linear",
+    "partitioned_linear",
     "takes",
 ]
 
+#: The activations by their number in the kernels; those from gelu on have a kernel of their own.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
-RELU = 1
 KINDS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-MOST_CHILDREN = 8
 #: Up to how many samples a kernel is used rather than writing the weights out for a dense product:
-#: of a partitioned and of a masked layer, as timed on two cores up to 2048 samples
-#: (benchmarks/results/pack-limits-cpu.json). In float16 the kernels took at most 0.55 times as long
-#: throughout; PyTorch is best at bfloat16.
+#: of a partitioned and of a masked layer, as timed on two cores up to 2048 samples. In float16 the
+#: kernels took at most 0.55 times as long throughout; PyTorch is best at bfloat16.
 MOST_SAMPLES = {
     torch.float32: (2048, 256),
     torch.float16: (sys.maxsize, sys.maxsize),
     torch.bfloat16: (128, 64),
 }
-#: In large groups there is less to search for.
-LARGE_GROUP, LARGER = 8, 4
 
 
 @cache
@@ -63,7 +57,7 @@ def can_run() -> bool:
     try:
         x = torch.ones(1, 1, dtype=torch.float32, device="cpu")
         live, start = x.to(torch.uint8), x.to(torch.int32) - 1
-        result = bitmap_linear(x, x[0], live, start, None, 1, "none")
+        result = masked_linear(x, x[0], live, start, None, 1, "none")
     except Exception:  # whatever keeps numba from compiling, plain PyTorch does the work
         return False
     return bool(result == 1)
@@ -77,71 +71,43 @@ def takes(
     >>> takes(1, torch.float32, 2)
     True
 
-    Args:
-        batch: the samples.
-        dtype: of the weights.
-        bits: of an owner; None for a masked layer.
-        group: of a masked layer.
-        planes: the owners lie beside the weights; here it makes no difference.
+    A partitioned layer has owners of ``bits``, in planes or in its weights; a masked layer has
+    None, and a group.
     """
-    owned, masked = MOST_SAMPLES.get(dtype, (0, 0))
-    if bits is None:
-        return batch <= masked * (LARGER if group >= LARGE_GROUP else 1)
-    return batch <= owned and 1 <= bits <= 3
+    partitioned, masked = MOST_SAMPLES.get(dtype, (0, 0))
+    if bits is None:  # in large groups there is less to search for
+        return batch <= masked * (4 if group == 8 else 1)
+    return batch <= partitioned and 1 <= bits <= 3
 
 
-def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
-    """Write a packed partitioned layer out, for batches that no kernel takes."""
-    return owned_dense(weight, planes, alpha)
-
-
-def bitmap_written(weight: Tensor, live: Tensor, start: Tensor, n: int, group: int) -> Tensor:
-    """Write a packed masked layer out, for batches that no kernel takes."""
-    return bitmap_dense(weight, live, group, n)
-
-
-def owned_linear(
+def partitioned_linear(
     x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
     """Compute the children of a partitioned layer from its parents' weights.
 
-    >>> y = owned_linear(x, weight, None, bias, alpha=4, activation="relu")  # [batch, parents * 4]
+    >>> partitioned_linear(x, weight, None, bias, alpha=4, activation="relu").shape
+    torch.Size([1, 16384])
 
-    Args:
-        x: [batch, inputs].
-        weight: [parents, inputs]; without planes its lowest bits say which child owns it.
-        planes: uint8 [bits, parents, ceil(inputs / 8)]: the owners, one bit per plane.
-        bias: [parents * alpha] or None.
-        alpha: children of a parent, 2 to 8.
-        activation: none, relu, gelu, gelu_tanh or silu.
+    The batch is a matrix; all else is as in :func:`fissile.packed.dispatch.partitioned_linear`.
     """
-    check_owned(x, weight, planes, bias, alpha, activation)
-    y = _owned(_wide(x), weight, planes, bias, alpha, ACTIVATIONS[activation])
-    return _narrow(y, weight)
+    check_partitioned(x, weight, planes, bias, alpha, activation)
+    return _partitioned(x, weight, planes, bias, alpha, activation).to(weight.dtype)
 
 
-def bitmap_linear(
+def masked_linear(
     x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
     """Compute a masked layer of which only the groups that exist are stored.
 
-    >>> y = bitmap_linear(x, weight, live, start, bias, group=4, activation="none")
+    >>> y = masked_linear(x, weight, live, start, bias, group=4, activation="none")
 
-    Args:
-        x: [batch, inputs].
-        weight: the stored groups, row after row.
-        live: uint8 [outputs, ceil(groups / 8)]: which groups of a row are stored.
-        start: int32 [outputs, ceil(groups / 256)]: stored groups before every 256th.
-        bias: [outputs] or None.
-        group: neighbouring inputs that are stored together: 1, 2, 4 or 8.
-        activation: none, relu, gelu, gelu_tanh or silu.
+    The batch is a matrix; all else is as in :func:`fissile.packed.dispatch.masked_linear`.
     """
-    check_bitmap(x.shape[-1], weight, live, start, bias, group, activation)
+    check_masked(x.shape[-1], weight, live, start, bias, group, activation)
     _check("x", x, (x.shape[0], x.shape[-1]), weight.dtype)
-    y = _bitmap(_wide(x), weight, live, start, bias, group, ACTIVATIONS[activation])
-    return _narrow(y, weight)
+    return _masked(x, weight, live, start, bias, group, activation).to(weight.dtype)
 
 
 def block(
@@ -154,97 +120,95 @@ def block(
 
     What is between the layers is never rounded to half precision.
     """
-    check_owned(x, weight1, planes, bias1, alpha, activation)
-    check_bitmap(alpha * weight1.shape[0], weight2, live, start, bias2, group, "none")
+    check_partitioned(x, weight1, planes, bias1, alpha, activation)
+    check_masked(alpha * weight1.shape[0], weight2, live, start, bias2, group, "none")
     if weight2.dtype is not weight1.dtype:
         raise FissileError(f"the layers are {weight1.dtype} and {weight2.dtype}; use one dtype")
-    hidden = _owned(_wide(x), weight1, planes, bias1, alpha, ACTIVATIONS[activation])
-    return _narrow(_bitmap(hidden, weight2, live, start, bias2, group, 0), weight2)
+    hidden = _partitioned(x, weight1, planes, bias1, alpha, activation)
+    return _masked(hidden, weight2, live, start, bias2, group, "none").to(weight2.dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.float32 else x.float()  # asking is quicker than converting
-
-
-def _narrow(y: Tensor, weight: Tensor) -> Tensor:
-    return y if weight.dtype is torch.float32 else y.to(weight.dtype)
-
-
-def _owned(
-    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int, act: int
-) -> Tensor:
-    (h, d), batch = weight.shape, x.shape[0]
-    bits = (alpha - 1).bit_length()
-    y = x.new_empty(batch, h * alpha)
-    bias = None if bias is None else _wide(bias)
-    kernel = owned_kernel(weight.dtype, 1 << bits, planes is not None, batch > 1)
-    args = (
-        weight.data_ptr(), 0 if planes is None else planes.data_ptr(),
-        0 if bias is None else bias.data_ptr(), x.data_ptr(), y.data_ptr(),
-        h, d, batch, alpha, int(act == RELU),
-    )  # fmt: skip
-    spread([(kernel, args), *_bending(y, alpha, act)], h, h * d * batch)
-    return y
-
-
-def _bitmap(
-    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
-    act: int,
+def _partitioned(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
+    activation: str,
 ) -> Tensor:  # fmt: skip
-    outputs, (batch, n) = live.shape[0], x.shape
-    y = x.new_empty(batch, outputs)
-    bias = None if bias is None else _wide(bias)
-    kernel = bitmap_kernel(weight.dtype, group, batch > 1)
-    args = (
-        weight.data_ptr(), live.data_ptr(), start.data_ptr(),
-        0 if bias is None else bias.data_ptr(), x.data_ptr(), y.data_ptr(),
-        outputs, n, batch, int(act == RELU),
-    )  # fmt: skip
-    spread([(kernel, args), *_bending(y, 1, act)], outputs, weight.shape[0] * batch)
+    """Return the children in float32."""
+    x, bias = x.float(), None if bias is None else bias.float()
+    (h, d), batch = weight.shape, len(x)
+    y = x.new_empty(batch, h * alpha)
+    kernel = partitioned_kernel(weight.dtype, alpha, planes is not None, batch > 1)
+    addresses = map(_address, (weight, planes, bias, x, y))
+    args = (*addresses, h, d, batch, alpha, int(activation == "relu"))
+    spread([(kernel, args), *_activation_step(y, alpha, activation)], h, h * d * batch)
     return y
 
 
-def _bending(y: Tensor, each: int, act: int) -> list[Step]:
+def _masked(
+    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    """Return the outputs in float32."""
+    x, bias = x.float(), None if bias is None else bias.float()
+    outputs, (batch, n) = len(live), x.shape
+    y = x.new_empty(batch, outputs)
+    kernel = masked_kernel(weight.dtype, group, batch > 1)
+    addresses = map(_address, (weight, live, start, bias, x, y))
+    args = (*addresses, outputs, n, batch, int(activation == "relu"))
+    steps = [(kernel, args), *_activation_step(y, 1, activation)]
+    spread(steps, outputs, len(weight) * batch)
+    return y
+
+
+def _activation_step(y: Tensor, each: int, activation: str) -> list[Step]:
     """Return the step of an activation; those that only compare are part of the kernels."""
-    if act <= RELU:
+    if activation in ("none", "relu"):
         return []
-    return [(activation_kernel(), (y.data_ptr(), y.shape[1], y.shape[0], each, act))]
+    batch, outputs = y.shape
+    args = (y.data_ptr(), outputs, batch, each, ACTIVATIONS[activation])
+    return [(activation_kernel(), args)]
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 @cache
 def activation_kernel() -> Callable[..., None]:
-    """Return the kernel of the activations that are no part of the others."""
-    from fissile.packed.cpu.kernels import bend
+    """Return the kernel of the activations that take more than a comparison."""
+    from fissile.packed.cpu.kernels import activate
 
-    return bend
+    return activate
 
 
 @cache
-def owned_kernel(dtype: torch.dtype, slots: int, plane: bool, several: bool) -> Callable[..., None]:
+def partitioned_kernel(
+    dtype: torch.dtype, alpha: int, plane: bool, several: bool
+) -> Callable[..., None]:
     """Return the kernel of a partitioned layer, for one sample or for several."""
     needs("numba", "bank")
-    from fissile.packed.cpu.kernels import owned_rows
+    from fissile.packed.cpu.kernels import partitioned_rows
 
+    slots = 1 << owner_bits(alpha)
     # As many sums as fit into registers.
     tile = (2 if slots == 8 else 4) if several else 1
-    return owned_rows(KINDS[dtype], slots, tile, plane)
+    return partitioned_rows(KINDS[dtype], slots, tile, plane)
 
 
 @cache
-def bitmap_kernel(dtype: torch.dtype, group: int, several: bool) -> Callable[..., None]:
+def masked_kernel(dtype: torch.dtype, group: int, several: bool) -> Callable[..., None]:
     """Return the kernel of a masked layer, for one sample or for several."""
     needs("numba", "bank")
-    from fissile.packed.cpu.kernels import bitmap_rows
+    from fissile.packed.cpu.kernels import masked_rows
 
-    return bitmap_rows(KINDS[dtype], group, 4 if several else 1)
+    return masked_rows(KINDS[dtype], group, 4 if several else 1)
 
 
-def check_owned(
+def check_partitioned(
     x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int, act: str
 ) -> None:
     """Refuse what does not fit together: compiled code would read beyond a tensor's end."""
-    if not 2 <= alpha <= MOST_CHILDREN:
-        raise FissileError(f"kernels deal with 2 to {MOST_CHILDREN} children, not {alpha}")
+    if not 2 <= alpha <= 8:
+        raise FissileError(f"kernels deal with 2 to 8 children, not {alpha}")
     if weight.dim() != 2:
         raise FissileError(f"weight has shape {tuple(weight.shape)}, not [parents, inputs]")
     h, d = weight.shape
@@ -252,12 +216,12 @@ def check_owned(
     _check("x", x, (x.shape[0], d), dtype)
     _check("weight", weight, (h, d), dtype)
     if planes is not None:
-        _check("planes", planes, ((alpha - 1).bit_length(), h, (d + 7) // 8), torch.uint8)
+        _check("planes", planes, (owner_bits(alpha), h, (d + 7) // 8), torch.uint8)
     if bias is not None:
         _check("bias", bias, (h * alpha,), dtype)
 
 
-def check_bitmap(
+def check_masked(
     n: int, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int, act: str
 ) -> None:
     """Refuse what does not fit together, as for a partitioned layer."""
@@ -309,18 +273,20 @@ def block_for_few(
     most = min(_FEW, (2 * LEAST - 1) // max(h * d, weight2.numel(), 1))
     if weight1.dtype is not torch.float32 or weight2.dtype is not torch.float32 or most < 1:
         return None
-    check_owned(weight1.new_empty(1, d), weight1, planes, bias1, alpha, activation)
-    check_bitmap(n, weight2, live, start, bias2, group, "none")
-    act, slots = ACTIVATIONS[activation], 1 << (alpha - 1).bit_length()
-    firsts = [owned_kernel(torch.float32, slots, planes is not None, many) for many in (0, 1)]
-    seconds = [bitmap_kernel(torch.float32, group, bool(many)) for many in (0, 1)]
-    first_at = weight1.data_ptr(), _address(planes), _address(bias1)
-    second_at = weight2.data_ptr(), live.data_ptr(), start.data_ptr(), _address(bias2)
-    rectified = int(act == RELU)
+    check_partitioned(weight1.new_empty(1, d), weight1, planes, bias1, alpha, activation)
+    check_masked(n, weight2, live, start, bias2, group, "none")
+    firsts = [
+        partitioned_kernel(torch.float32, alpha, planes is not None, several)
+        for several in (False, True)
+    ]
+    seconds = [masked_kernel(torch.float32, group, several) for several in (False, True)]
+    first_at = [_address(tensor) for tensor in (weight1, planes, bias1)]
+    second_at = [_address(tensor) for tensor in (weight2, live, start, bias2)]
+    act, relu = ACTIVATIONS[activation], int(activation == "relu")
+    activate = None if activation in ("none", "relu") else activation_kernel()
     tensors = weight1, planes, bias1, weight2, live, start, bias2
     held = [t.untyped_storage() for t in tensors if t is not None]
     mine = local()  # room for what is between the layers, in each thread its own
-    bend = activation_kernel() if act > RELU else None
 
     def call(x: Tensor, rows: int, _: object = held) -> Tensor:
         # As x is: the kernels write float32, whatever is the default elsewhere.
@@ -328,17 +294,13 @@ def block_for_few(
         if not hasattr(mine, "hidden"):
             mine.hidden = x.new_empty(most * n)
         between = mine.hidden.data_ptr()
-        firsts[several](*first_at, x.data_ptr(), between, h, d, rows, alpha, rectified, 0, h)
-        if bend is not None:
-            bend(between, n, rows, alpha, act, 0, h)
+        firsts[several](*first_at, x.data_ptr(), between, h, d, rows, alpha, relu, 0, h)
+        if activate is not None:
+            activate(between, n, rows, alpha, act, 0, h)
         seconds[several](*second_at, between, y.data_ptr(), outputs, n, rows, 0, 0, outputs)
         return y
 
     return call, most
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 # --- threads of our own: those of numba must not be entered from two threads at once

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
 from fissile._common import llvm
 from fissile._common.llvm import BIT, BYTE, CACHE_LINE, FLOAT, WHOLE, WORD, Vectors, compiled
 
-__all__ = ["bend", "bitmap_rows", "owned_rows"]
+__all__ = ["activate", "masked_rows", "partitioned_rows"]
 
 
 #: The kinds of weights and the bytes of each.
@@ -144,41 +144,28 @@ class _Emit(Vectors):
             self.prefetch(self.address(address, WHOLE(AHEAD + line * CACHE_LINE), BYTE))
 
 
-@_instructions
-def _get(typing: Any, base: Any, index: Any) -> Any:
-    """Return a float32 from memory."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        base, index = args
-        return builder.load(builder.gep(builder.inttoptr(base, FLOAT.as_pointer()), [index]))
-
-    return types.float32(types.int64, types.int64), emit
-
-
-@_instructions
-def _put(typing: Any, base: Any, index: Any, value: Any) -> Any:
-    """Write a float32 to memory."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        base, index, value = args
-        pointer = builder.gep(builder.inttoptr(base, FLOAT.as_pointer()), [index])
-        builder.store(value, pointer)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float32), emit
-
-
 # --- the activations that take more than a comparison, in float32
 
-GELU, GELU_TANH, SILU = 2, 3, 4
+GELU, GELU_TANH = 2, 3
 
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 _ROOT_HALF, _SCALE = np.float32(math.sqrt(0.5)), np.float32(math.sqrt(2 / math.pi))
 _CUBE = np.float32(0.044715)
 
 
+@_instructions
+def _floats(typing: Any, address: Any) -> Any:
+    """Return an address as a pointer to float32."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], FLOAT.as_pointer())
+
+    pointer = types.CPointer(types.float32)  # type: ignore[no-untyped-call]
+    return pointer(types.int64), emit
+
+
 @compiled
-def _bent(v: np.float32, which: int) -> np.float32:
+def _activated(v: np.float32, which: int) -> np.float32:
     if which == GELU:
         return _HALF * v * (_ONE + math.erf(v * _ROOT_HALF))
     if which == GELU_TANH:
@@ -186,21 +173,21 @@ def _bent(v: np.float32, which: int) -> np.float32:
     return v / (_ONE + math.exp(-v))
 
 
-def _bending(source: int) -> Callable[..., None]:
+def _activation(source: int) -> Callable[..., None]:
     @compiled
-    def bend(y: int, outputs: int, batch: int, each: int, which: int, lo: int, hi: int) -> None:
+    def activate(y: int, outputs: int, batch: int, each: int, which: int, lo: int, hi: int) -> None:
         """Apply an activation to the outputs of some rows of weights, each of which has several."""
         assert source >= 0
+        numbers = carray(_floats(y), (batch, outputs))
         for b in range(batch):
             for c in range(lo * each, hi * each):
-                at = b * outputs + c
-                _put(y, at, _bent(_get(y, at), which))
+                numbers[b, c] = _activated(numbers[b, c], which)
 
-    return bend
+    return activate
 
 
 #: The kernel: an address, sizes, which activation, then the first row and the end.
-bend = _bending(_SOURCE)
+activate = _activation(_SOURCE)
 
 
 # --- the partitioned layer
@@ -307,7 +294,7 @@ def _parent(
 
 
 @cache
-def owned_rows(kind: str, slots: int, tile: int, plane: bool) -> Callable[..., None]:
+def partitioned_rows(kind: str, slots: int, tile: int, plane: bool) -> Callable[..., None]:
     """Return a kernel for some parents: addresses, sizes, then the first parent and the end.
 
     Args:
@@ -479,7 +466,7 @@ def _output(
 
 
 @cache
-def bitmap_rows(kind: str, group: int, tile: int) -> Callable[..., None]:
+def masked_rows(kind: str, group: int, tile: int) -> Callable[..., None]:
     """Return a kernel for some outputs: addresses, sizes, then the first output and the end.
 
     Args:

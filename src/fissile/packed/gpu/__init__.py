@@ -2,13 +2,9 @@
 
 A layer with a few samples takes as long as its weights take to come from memory, and packed weights
 are no more than the dense ones. The kernels compute all children of a weight from one read of it.
+This module does not import Triton.
 
-* :mod:`~fissile.packed.gpu.partitioned`: the partitioned layer, on the matrix units.
-* :mod:`~fissile.packed.gpu.masked`: the masked layer, for one sample and for several.
-* :mod:`~fissile.packed.gpu.launch`: both as functions on tensors.
-
-Here is what takes no Triton: where the kernels run, up to which batch they pay, and how a layer is
-cut into programs. Tiles were timed on an H200 in CUDA graphs over weights that were not in its
+Tiles were timed on an H200 in CUDA graphs over weights that were not in its
 cache, at 4096 x 4096, 14336 x 4096, 28672 x 8192, 4096 x 14336, 2048 x 2048, 1024 x 4096 and
 1024 x 1024, with 1, 8 and 16 samples and owners of one, two and three bits; beyond 16 samples at
 the first two. Other GPUs compute the same, perhaps at less speed.
@@ -25,12 +21,11 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["MaskedTiles", "Tiles", "can_run", "masked_tiles", "owned_tiles", "takes"]
+__all__ = ["MaskedTiles", "Tiles", "can_run", "masked_tiles", "partitioned_tiles", "takes"]
 
 #: The largest batch for which the kernel beat writing the weight out and one matrix product, by the
-#: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in the weights
-#: (benchmarks/results/pack-limits-h200.json).
-_MOST_OWNED = {1: 512, 2: 512, 3: 256}
+#: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in the weights.
+_MOST_PARTITIONED = {1: 512, 2: 512, 3: 256}
 #: The same for float32: with two and with eight children the two are level at 256.
 _MOST_SINGLE = {1: 128, 2: 256, 3: 128}
 #: The same for owners in planes, timed up to this batch, by the bytes of a weight; that of float32
@@ -38,8 +33,8 @@ _MOST_SINGLE = {1: 128, 2: 256, 3: 128}
 _MOST_PLANES = {2: 128, 4: 32}
 #: The same by the size of a group: 4096 and 14336 outputs, 4096 groups, one in `group` stored. (In
 #: float16, the time of 128 samples through groups of two and 4096 outputs is an outlier.)
-_MOST_BITMAP = {1: 1, 2: 128, 4: 128, 8: 256}
-_MOST_BITMAP_SINGLE = 32
+_MOST_MASKED = {1: 1, 2: 128, 4: 128, 8: 256}
+_MOST_MASKED_SINGLE = 32
 
 
 def can_run(device: torch.device | str = "cuda") -> bool:
@@ -64,18 +59,14 @@ def takes(
     >>> takes(16, torch.float16, 2), takes(4096, torch.float16, 2)
     (True, False)
 
-    Args:
-        batch: samples.
-        dtype: of the weights.
-        bits: of an owner in a partitioned layer; None for a masked one.
-        group: of a masked layer.
-        planes: the owners of a partitioned layer lie beside its weights.
+    A partitioned layer has owners of ``bits``, in planes or in its weights; a masked layer has
+    None, and a group.
     """
     single = dtype == torch.float32
     if bits is None:
-        most = _MOST_BITMAP.get(group, 1)
-        return batch <= (min(most, _MOST_BITMAP_SINGLE) if single else most)
-    most = _MOST_OWNED.get(bits, 0)
+        most = _MOST_MASKED.get(group, 1)
+        return batch <= (min(most, _MOST_MASKED_SINGLE) if single else most)
+    most = _MOST_PARTITIONED.get(bits, 0)
     if planes:
         most = min(most, _MOST_PLANES[dtype.itemsize])
     return batch <= (min(most, _MOST_SINGLE.get(bits, 0)) if single else most)
@@ -104,10 +95,10 @@ class Tiles(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def owned_tiles(batch: int, h: int, d: int, bits: int, bytes_each: int, plane: bool) -> Tiles:
+def partitioned_tiles(batch: int, h: int, d: int, bits: int, bytes_each: int, plane: bool) -> Tiles:
     """Return tiles that suit a partitioned layer.
 
-    >>> owned_tiles(batch=1, h=14336, d=4096, bits=1, bytes_each=2, plane=False).rows
+    >>> partitioned_tiles(batch=1, h=14336, d=4096, bits=1, bytes_each=2, plane=False).rows
     64
     """
     twice = batch > 8

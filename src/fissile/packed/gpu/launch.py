@@ -9,62 +9,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fissile.packed.gpu import MaskedTiles, Tiles, masked_tiles, owned_tiles, takes
+from fissile.packed.bits import owner_bits
+from fissile.packed.gpu import MaskedTiles, Tiles, masked_tiles, partitioned_tiles, takes
 from fissile.packed.gpu.masked import (
-    bitmap_kernel,
-    bitmap_tiles_kernel,
-    bitmap_written_kernel,
+    masked_kernel,
+    masked_tiles_kernel,
+    masked_written_kernel,
     parts_kernel,
 )
-from fissile.packed.gpu.partitioned import owned_kernel, written_kernel
+from fissile.packed.gpu.partitioned import partitioned_kernel, partitioned_written_kernel
 
-__all__ = ["bitmap_linear", "bitmap_written", "owned_linear", "owned_written", "takes"]
+__all__ = [
+    "masked_linear",
+    "masked_written",
+    "partitioned_linear",
+    "partitioned_written",
+    "takes",
+]
 
 
 #: Kernels that are compiled, by all that decided how: Triton's own way to find them takes longer.
 _known: dict[tuple[Any, ...], Callable[..., object]] = {}
 
 
-def owned_linear(
-    x: Tensor,
-    weight: Tensor,
-    planes: Tensor | None,
-    bias: Tensor | None,
-    alpha: int,
-    activation: str,
-    tiles: Tiles | None = None,
-    assembly: bool | None = None,
-) -> Tensor:
+def partitioned_linear(
+    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
+    activation: str, tiles: Tiles | None = None,
+) -> Tensor:  # fmt: skip
     """Compute a packed partitioned layer, (batch, inputs) to (batch, parents * alpha).
 
-    >>> owned_linear(x, weight, None, bias, alpha=4, activation="relu").shape
+    >>> partitioned_linear(x, weight, None, bias, alpha=4, activation="relu").shape
     torch.Size([1, 16384])
     """
     (batch, d), h, each = x.shape, weight.shape[0], weight.element_size()
-    bits = (alpha - 1).bit_length()
-    tiles = tiles or owned_tiles(batch, h, d, bits, each, planes is not None)
-    rows, _, samples, twice, _, warps, stages = tiles
-    if assembly is None:
-        assembly = weight.is_cuda and each == 2
-    if planes is not None:
-        planes = _as_words(planes)
-    y = torch.empty((batch, h * alpha), dtype=weight.dtype, device=weight.device)
+    bits = owner_bits(alpha)
+    tiles = tiles or partitioned_tiles(batch, h, d, bits, each, planes is not None)
+    assembly = weight.is_cuda and each == 2
     constants = (d, alpha, bits, planes is not None, bias is not None, activation, assembly)
+    y = torch.empty((batch, h * alpha), dtype=weight.dtype, device=weight.device)
+    at_once = 2 * tiles.samples if tiles.twice else tiles.samples
+    owners = (y, y) if planes is None else (_as_words(planes), _shifts(weight.device))
     _launch(
-        owned_kernel,
-        (-(-batch // (2 * samples if twice else samples)), -(-h // rows), 1),
-        (
-            x,
-            weight,
-            y if planes is None else planes,
-            y if planes is None else _shifts(weight.device),
-            y if bias is None else bias,
-            y,
-        ),
+        partitioned_kernel,
+        (-(-batch // at_once), -(-h // tiles.rows), 1),
+        (x, weight, *owners, y if bias is None else bias, y),
         (batch, h, *constants, *tiles[:5]),
         (h, constants, tiles),
-        warps,
-        stages,
+        tiles.warps,
+        tiles.stages,
     )
     return y
 
@@ -82,120 +74,67 @@ def _as_words(bits: Tensor) -> Tensor:
     return bits
 
 
-def owned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
+def partitioned_written(weight: Tensor, planes: Tensor | None, alpha: int) -> Tensor:
     """Return the dense weight of a packed partitioned layer, (parents * alpha, inputs)."""
     h, d = weight.shape
     out = torch.empty((h * alpha, d), dtype=weight.dtype, device=weight.device)
     block = min(2048, 1 << (d - 1).bit_length())
-    bits = (alpha - 1).bit_length()
+    bits, plane = owner_bits(alpha), planes is not None
     with torch.cuda.device_of(weight):
-        written_kernel[(-(-d // block), h)](
-            weight,
-            out if planes is None else planes,
-            out,
-            h,
-            d,
-            alpha,
-            bits,
-            planes is not None,
-            block,
+        partitioned_written_kernel[(-(-d // block), h)](
+            weight, planes if plane else out, out, h, d, alpha, bits, plane, block
         )
     return out
 
 
-def bitmap_linear(
-    x: Tensor,
-    weight: Tensor,
-    live: Tensor,
-    start: Tensor,
-    bias: Tensor | None,
-    group: int,
-    activation: str,
-    tiles: MaskedTiles | None = None,
-    assembly: bool | None = None,
-) -> Tensor:
+def masked_linear(
+    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
+    activation: str, tiles: MaskedTiles | None = None,
+) -> Tensor:  # fmt: skip
     """Compute a packed masked layer, (batch, inputs) to (batch, outputs).
 
-    >>> bitmap_linear(x, weight, live, start, bias, group=4, activation="none").shape
+    >>> masked_linear(x, weight, live, start, bias, group=4, activation="none").shape
     torch.Size([1, 4096])
 
     With tiles, it is the kernel for several samples.
     """
     (batch, n), (c, blocks) = x.shape, start.shape
+    y = torch.empty((batch, c), dtype=weight.dtype, device=weight.device)
+    biases, last = y if bias is None else bias, (bias is not None, activation)
+    layer = x, weight, _as_words(live), start
     # Groups of two are so many that the matrix units pay for one sample already.
     if batch == 1 and tiles is None and (group != 2 or weight.element_size() == 4):
-        return _bitmap_of_one(x, weight, live, start, bias, group, activation, assembly)
+        constants: tuple[Any, ...] = (n, group, *last, weight.is_cuda, 32, 4)
+        _launch(masked_kernel, (c, 1, 1), (*layer, biases, y), (c, *constants), constants, 1, 3)
+        return y
     tiles = tiles or masked_tiles(batch, c, blocks, group, weight.element_size())
-    rows, samples, part, _, _, warps, stages = tiles
-    parts = -(-blocks // part)
-    if assembly is None:
-        assembly = weight.is_cuda
-    y = torch.empty((batch, c), dtype=weight.dtype, device=weight.device)
+    parts = -(-blocks // tiles.part)
     sums = y
     if parts > 1:
         sums = torch.empty((parts, batch, c), dtype=torch.float32, device=weight.device)
-    last = (bias is not None, activation)
-    constants = (n, group, *(last if parts == 1 else (False, "none")), assembly, *tiles[:5])
+    after = last if parts == 1 else (False, "none")
+    constants = (n, group, *after, weight.is_cuda, *tiles[:5])
     _launch(
-        bitmap_tiles_kernel,
-        (-(-batch // samples), -(-c // rows), parts),
-        (x, weight, _as_words(live), start, y if bias is None else bias, sums),
+        masked_tiles_kernel,
+        (-(-batch // tiles.samples), -(-c // tiles.rows), parts),
+        (*layer, biases, sums),
         (batch, c, *constants),
-        (constants, warps, stages),
-        warps,
-        stages,
+        (constants, tiles.warps, tiles.stages),
+        tiles.warps,
+        tiles.stages,
     )
     if parts > 1:
-        _launch(
-            parts_kernel,
-            (-(-batch * c // 512), 1, 1),
-            (sums, y if bias is None else bias, y),
-            (batch * c, c, parts, *last, 512),
-            (parts, last, y.dtype),
-            4,
-            1,
-        )
+        grid, numbers = (-(-batch * c // 512), 1, 1), (batch * c, c, parts, *last, 512)
+        _launch(parts_kernel, grid, (sums, biases, y), numbers, (parts, last, y.dtype), 4, 1)
     return y
 
 
-def _bitmap_of_one(
-    x: Tensor,
-    weight: Tensor,
-    live: Tensor,
-    start: Tensor,
-    bias: Tensor | None,
-    group: int,
-    activation: str,
-    assembly: bool | None,
-) -> Tensor:
-    """Launch the kernel of a masked layer for one sample."""
-    (batch, n), c = x.shape, start.shape[0]
-    if assembly is None:
-        assembly = weight.is_cuda
-    y = torch.empty((batch, c), dtype=weight.dtype, device=weight.device)
-    constants = (n, group, bias is not None, activation, assembly, 32, 4)
-    _launch(
-        bitmap_kernel,
-        (c, batch, 1),
-        (x, weight, live, start, y if bias is None else bias, y),
-        (c, *constants),
-        constants,
-        1,
-        3,
-    )
-    return y
-
-
-def bitmap_written(
-    weight: Tensor, live: Tensor, start: Tensor, n: int, group: int, assembly: bool | None = None
-) -> Tensor:
+def masked_written(weight: Tensor, live: Tensor, start: Tensor, n: int, group: int) -> Tensor:
     """Return the dense weight of a packed masked layer, (outputs, n inputs)."""
     out = torch.empty((live.shape[0], n), dtype=weight.dtype, device=weight.device)
-    if assembly is None:
-        assembly = weight.is_cuda
     with torch.cuda.device_of(weight):
-        bitmap_written_kernel[(-(-start.shape[1] // 8), live.shape[0])](
-            weight, _as_words(live), start, out, n, group, assembly, 8, num_warps=2
+        masked_written_kernel[(-(-start.shape[1] // 8), live.shape[0])](
+            weight, _as_words(live), start, out, n, group, weight.is_cuda, 8, num_warps=2
         )
     return out
 

@@ -17,10 +17,10 @@ import triton.language as tl
 from fissile.packed.gpu.partitioned import dot, finished
 
 __all__ = [
-    "bitmap_kernel",
-    "bitmap_tiles_kernel",
-    "bitmap_written_kernel",
     "count",
+    "masked_kernel",
+    "masked_tiles_kernel",
+    "masked_written_kernel",
     "parts_kernel",
 ]
 
@@ -56,15 +56,23 @@ def _highest(word, ASSEMBLY: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _words(live_, first, BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Read a word from each byte on; what lies beyond the row is 0."""
-    at = first[:, None] + tl.arange(0, 4)[None, :]
-    byte = tl.load(live_ + at, mask=at < BYTES, other=0).to(tl.uint32)
-    return tl.sum(byte << (8 * tl.arange(0, 4))[None, :].to(tl.uint32), 1).to(tl.uint32)
+def _words(live_, rows, words, IN_ROW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Read one word of the bitmap for each of the words; what lies beyond the row is 0."""
+    if live_.dtype.element_ty == tl.int32:
+        in_row: tl.constexpr = IN_ROW // 4
+        word = tl.load(live_ + rows * in_row + words, mask=words < in_row, other=0)
+        word = word.to(tl.uint32, bitcast=True)
+    else:
+        within = tl.arange(0, 4)
+        byte_at = (words * 4 + rows * 0)[:, None] + within[None, :]
+        at = (rows * IN_ROW + words * 0)[:, None] + byte_at
+        byte = tl.load(live_ + at, mask=byte_at < IN_ROW, other=0).to(tl.uint32)
+        word = tl.sum(byte << (8 * within).to(tl.uint32)[None, :], 1).to(tl.uint32)
+    return word
 
 
 @triton.jit(do_not_specialize=["C"])  # type: ignore[untyped-decorator]
-def bitmap_kernel(  # type: ignore[no-untyped-def]
+def masked_kernel(  # type: ignore[no-untyped-def]
     x_,
     w_,
     live_,
@@ -88,16 +96,15 @@ def bitmap_kernel(  # type: ignore[no-untyped-def]
     blocks: tl.constexpr = (groups + 255) // 256
     lane, inner = tl.arange(0, LANES), tl.arange(0, GROUP)
     x_ += sample * N
-    live_ += row.to(tl.int64) * in_row
     base = tl.load(start_ + row.to(tl.int64) * blocks)
     w_ += base.to(tl.int64) * GROUP  # from here on, 32 bits hold all offsets
     total = tl.zeros((LANES, GROUP), tl.float32)
     one = tl.full((LANES,), 1, tl.uint32)
-    upcoming = _words(live_, lane * 4, in_row)
+    upcoming = _words(live_, row.to(tl.int64), lane, in_row)
     end = 0
     for chunk in range(0, groups, 32 * LANES):
         word = upcoming
-        upcoming = _words(live_, chunk // 8 + 4 * LANES + lane * 4, in_row)
+        upcoming = _words(live_, row.to(tl.int64), chunk // 32 + LANES + lane, in_row)
         counted = count(word, ASSEMBLY)
         at = end + tl.cumsum(counted, 0)
         end += tl.sum(counted, 0)
@@ -125,22 +132,6 @@ def bitmap_kernel(  # type: ignore[no-untyped-def]
 
 
 # --- several samples, and the layer written out
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _row_words(live_, rows, words, IN_ROW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Read one word of the bitmap for each pair; what lies beyond the row is 0."""
-    if live_.dtype.element_ty == tl.int32:
-        in_row: tl.constexpr = IN_ROW // 4
-        word = tl.load(live_ + rows * in_row + words, mask=words < in_row, other=0)
-        word = word.to(tl.uint32, bitcast=True)
-    else:
-        places = tl.arange(0, 4)
-        byte_at = (words * 4 + rows * 0)[:, None] + places[None, :]
-        at = (rows * IN_ROW + words * 0)[:, None] + byte_at
-        byte = tl.load(live_ + at, mask=byte_at < IN_ROW, other=0).to(tl.uint32)
-        word = tl.sum(byte << (8 * places).to(tl.uint32)[None, :], 1).to(tl.uint32)
-    return word
 
 
 @triton.jit
@@ -200,7 +191,7 @@ def _dealt(tile, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["B", "C"])  # type: ignore[untyped-decorator]
-def bitmap_tiles_kernel(  # type: ignore[no-untyped-def]
+def masked_tiles_kernel(  # type: ignore[no-untyped-def]
     x_,
     w_,
     live_,
@@ -247,14 +238,14 @@ def bitmap_tiles_kernel(  # type: ignore[no-untyped-def]
         x_cols = tl.max_constancy(tl.multiple_of(x_cols, [1, 1, GROUP]), [1, 1, GROUP]) + inner
     x_at = x_ + _along(at_samples, cols) * N + x_cols
     total = tl.zeros((BC, BB), tl.float32)
-    upcoming = _row_words(live_, at_rows, first * 8, in_row)
+    upcoming = _words(live_, at_rows, first * 8, in_row)
     for turn in range(0, PART * 256, STEP):
         group = first * 256 + turn
         if DEALT:
             word = upcoming
-            upcoming = _row_words(live_, at_rows, (group + STEP) // 32, in_row)
+            upcoming = _words(live_, at_rows, (group + STEP) // 32, in_row)
         else:  # the compiler reads it ahead of time, like all the rest
-            word = _row_words(live_, at_rows, group // 32, in_row)
+            word = _words(live_, at_rows, group // 32, in_row)
         if STEP < 32:
             word = (word >> (group % 32).to(tl.uint32)) & (2**STEP - 1)
         w = _decoded(w_, word, at, cols, GROUP, ASSEMBLY)
@@ -297,7 +288,7 @@ def parts_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def bitmap_written_kernel(  # type: ignore[no-untyped-def]
+def masked_written_kernel(  # type: ignore[no-untyped-def]
     w_,
     live_,
     start_,
@@ -314,7 +305,7 @@ def bitmap_written_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     words = tl.program_id(0) * BLOCKS * 8 + tl.arange(0, BLOCKS * 8)
-    word = _row_words(live_, row, words, in_row)
+    word = _words(live_, row, words, in_row)
     counts = tl.reshape(count(word, ASSEMBLY), (BLOCKS, 8))
     start = tl.load(start_ + row * blocks + block, mask=block < blocks, other=0)
     at = start[:, None] + tl.cumsum(counts, 1) - counts

@@ -15,9 +15,9 @@ __all__ = [
     "dots",
     "finished",
     "flips",
-    "owned_kernel",
+    "partitioned_kernel",
+    "partitioned_written_kernel",
     "unfolded",
-    "written_kernel",
     "zeros",
 ]
 
@@ -39,138 +39,52 @@ def finished(a, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 # --- weights with flipped signs
 
-# Two weights in a register: a ^ (b & 0x80008000), which is lop3's table 0x78.
-_FLIP = "lop3.b32 {}, {}, {}, 0x80008000, 0x78;"
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _flipped(w, top, ASSEMBLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Flip the sign of the weights whose number has the top bit."""
+    if ASSEMBLY:  # two at a time: w ^ (top & 0x80008000), which is lop3's table 0x78
+        flipped = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, $2, 0x80008000, 0x78;", "=r,r,r", [w, top], w.dtype, True, 2
+        )
+    elif w.dtype.primitive_bitwidth == 32:
+        flipped = (w.to(tl.uint32, bitcast=True) ^ (top & 0x80000000)).to(w.dtype, bitcast=True)
+    else:
+        flipped = (w.to(tl.uint16, bitcast=True) ^ (top & 0x8000)).to(w.dtype, bitcast=True)
+    return flipped
 
 
-def _assembly(bits: int, plane: bool) -> tuple[tl.constexpr, tl.constexpr]:
-    """Return code that flips signs by the combinations 1 … 2^bits - 1, and its operands.
-
-    Bit t of the owner is bit t of the weight, or the top bit of a 32-bit number of its own.
-    """
-    outputs = 2**bits - 1
-    weight = f"${outputs}"
-    lines = []
-    for t in range(bits):
-        if plane:  # the upper halves of two numbers
-            first = outputs + 1 + 2 * t
-            lines.append(f"prmt.b32 s{t}, ${first}, ${first + 1}, 0x7632;")
-        else:
-            lines.append(f"shl.b32 s{t}, {weight}, {15 - t};")
-    for j in range(1, outputs + 1):
-        top = j.bit_length() - 1
-        before = j ^ (1 << top)
-        lines.append(_FLIP.format(f"${j - 1}", f"${before - 1}" if before else weight, f"s{top}"))
-    code = "{ .reg .b32 " + ", ".join(f"s{t}" for t in range(bits)) + "; " + " ".join(lines) + " }"
-    return tl.constexpr(code), tl.constexpr(
-        ",".join(["=&r"] * outputs + ["r"] * (1 + plane * 2 * bits))
-    )
-
-
-_INLINE1, _INLINE1_ = _assembly(1, plane=False)
-_INLINE2, _INLINE2_ = _assembly(2, plane=False)
-_INLINE3, _INLINE3_ = _assembly(3, plane=False)
-_PLANE1, _PLANE1_ = _assembly(1, plane=True)
-_PLANE2, _PLANE2_ = _assembly(2, plane=True)
-_PLANE3, _PLANE3_ = _assembly(3, plane=True)
+@triton.jit  # type: ignore[untyped-decorator]
+def _top_of_weight(w, BIT: tl.constexpr, ASSEMBLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return whole numbers as wide as the weights whose top bit is a low one of the weights."""
+    if ASSEMBLY:  # two at a time; what one shifts into the other is below its top bit
+        code: tl.constexpr = f"shl.b32 $0, $1, {15 - BIT};"
+        top = tl.inline_asm_elementwise(code, "=r,r", [w], tl.uint16, True, 2)
+    elif w.dtype.primitive_bitwidth == 32:
+        top = w.to(tl.uint32, bitcast=True) << (31 - BIT)
+    else:
+        top = w.to(tl.uint16, bitcast=True) << (15 - BIT)
+    return top
 
 
 @triton.jit
-def _flipped(w, top):  # type: ignore[no-untyped-def]
-    """Flip the sign of the weights whose number has the top bit."""
-    if w.dtype.primitive_bitwidth == 32:
-        flipped = w.to(tl.uint32, bitcast=True) ^ (top & 0x80000000)
-    else:
-        flipped = w.to(tl.uint16, bitcast=True) ^ ((top >> 16) & 0x8000).to(tl.uint16)
-    return flipped.to(w.dtype, bitcast=True)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _tops(w, BIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return numbers whose top bit is a low one of the weights."""
-    if w.dtype.primitive_bitwidth == 32:
-        pattern = w.to(tl.uint32, bitcast=True)
-    else:
-        pattern = w.to(tl.uint16, bitcast=True).to(tl.uint32)
-    return pattern << (31 - BIT)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _flips_in_assembly(w, owners, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Do two weights at a time."""
-    PLANE: tl.constexpr = len(owners) > 0
-    if BITS == 1:
-        if PLANE:
-            w1 = tl.inline_asm_elementwise(_PLANE1, _PLANE1_, [w, owners[0]], w.dtype, True, 2)
-        else:
-            w1 = tl.inline_asm_elementwise(_INLINE1, _INLINE1_, [w], w.dtype, True, 2)
-        every = (w, w1)
-    elif BITS == 2:
-        if PLANE:
-            w1, w2, w3 = tl.inline_asm_elementwise(
-                _PLANE2,
-                _PLANE2_,
-                [w, owners[0], owners[1]],
-                (w.dtype, w.dtype, w.dtype),
-                True,
-                2,
-            )
-        else:
-            w1, w2, w3 = tl.inline_asm_elementwise(
-                _INLINE2, _INLINE2_, [w], (w.dtype, w.dtype, w.dtype), True, 2
-            )
-        every = (w, w1, w2, w3)  # type: ignore[assignment]
-    else:
-        if PLANE:
-            w1, w2, w3, w4, w5, w6, w7 = tl.inline_asm_elementwise(
-                _PLANE3,
-                _PLANE3_,
-                [w, owners[0], owners[1], owners[2]],
-                (w.dtype, w.dtype, w.dtype, w.dtype, w.dtype, w.dtype, w.dtype),
-                True,
-                2,
-            )
-        else:
-            w1, w2, w3, w4, w5, w6, w7 = tl.inline_asm_elementwise(
-                _INLINE3,
-                _INLINE3_,
-                [w],
-                (w.dtype, w.dtype, w.dtype, w.dtype, w.dtype, w.dtype, w.dtype),
-                True,
-                2,
-            )
-        every = (w, w1, w2, w3, w4, w5, w6, w7)  # type: ignore[assignment]
-    return every
+def _top_of_owner(owner, w):  # type: ignore[no-untyped-def]
+    """Return whole numbers as wide as the weights with the top bits of 32-bit numbers."""
+    return owner if w.dtype.primitive_bitwidth == 32 else (owner >> 16).to(tl.uint16)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def flips(w, owners, BITS: tl.constexpr, ASSEMBLY: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the weights as they are, and flipped by each combination of bits of their owners.
 
-    Args:
-        w: the weights.
-        owners: the bits of the owners, each on top of a 32-bit number; nothing where the weights
-            hold them.
-        BITS: of an owner.
-        ASSEMBLY: use it; Triton's interpreter has none, and there is none for 32-bit weights.
+    The bits of the owners are on top of 32-bit numbers, or in the weights if ``owners`` is empty.
+    Assembly is for 16-bit weights on a GPU; Triton's interpreter has none.
     """
-    PLANE: tl.constexpr = len(owners) > 0
-    if ASSEMBLY:
-        every = _flips_in_assembly(w, owners, BITS)
-    else:
-        w1 = _flipped(w, owners[0] if PLANE else _tops(w, 0))
-        if BITS == 1:
-            every = (w, w1)
-        else:
-            top1 = owners[1] if PLANE else _tops(w, 1)
-            w2, w3 = _flipped(w, top1), _flipped(w1, top1)
-            if BITS == 2:
-                every = (w, w1, w2, w3)
-            else:
-                top2 = owners[2] if PLANE else _tops(w, 2)
-                w4, w5 = _flipped(w, top2), _flipped(w1, top2)
-                w6, w7 = _flipped(w2, top2), _flipped(w3, top2)
-                every = (w, w1, w2, w3, w4, w5, w6, w7)
+    every = (w,)
+    for t in tl.static_range(BITS):
+        top = _top_of_owner(owners[t], w) if len(owners) > 0 else _top_of_weight(w, t, ASSEMBLY)
+        for j in tl.static_range(2**t):
+            every = every + (_flipped(every[j], top, ASSEMBLY),)  # type: ignore[assignment]  # noqa: RUF005
     return every
 
 
@@ -185,30 +99,18 @@ def dot(w, x, total, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def dots(w, x, s, BITS: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add the product of each of the weights to the sum of its own."""
-    s0, s1 = dot(w[0], x, s[0], EXACT), dot(w[1], x, s[1], EXACT)
-    if BITS == 1:
-        sums = (s0, s1)
-    else:
-        s2, s3 = dot(w[2], x, s[2], EXACT), dot(w[3], x, s[3], EXACT)
-        if BITS == 2:
-            sums = (s0, s1, s2, s3)  # type: ignore[assignment]
-        else:
-            s4, s5 = dot(w[4], x, s[4], EXACT), dot(w[5], x, s[5], EXACT)
-            s6, s7 = dot(w[6], x, s[6], EXACT), dot(w[7], x, s[7], EXACT)
-            sums = (s0, s1, s2, s3, s4, s5, s6, s7)  # type: ignore[assignment]
+    sums = ()
+    for j in tl.static_range(2**BITS):
+        sums = sums + (dot(w[j], x, s[j], EXACT),)  # type: ignore[assignment]  # noqa: RUF005
     return sums
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def zeros(SHAPE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return sums of nothing."""
-    z = tl.zeros(SHAPE, tl.float32)
-    if BITS == 1:
-        sums = (z, z)
-    elif BITS == 2:
-        sums = (z, z, z, z)  # type: ignore[assignment]
-    else:
-        sums = (z, z, z, z, z, z, z, z)  # type: ignore[assignment]
+    sums = ()
+    for _ in tl.static_range(2**BITS):
+        sums = sums + (tl.zeros(SHAPE, tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
     return sums
 
 
@@ -316,7 +218,7 @@ def _columns(BD: tl.constexpr, DEEP: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit(do_not_specialize=["B"])  # type: ignore[untyped-decorator]
-def owned_kernel(  # type: ignore[no-untyped-def]
+def partitioned_kernel(  # type: ignore[no-untyped-def]
     x_,
     w_,
     planes_,
@@ -356,8 +258,6 @@ def owned_kernel(  # type: ignore[no-untyped-def]
         in_plane: tl.constexpr = (D + 7) // 8
         # A plane of words is a quarter as long as one of bytes.
         length: tl.constexpr = in_plane // 4 if planes_.dtype.element_ty == tl.int32 else in_plane
-        planes1_ = planes_ + H.to(tl.int64) * length
-        planes2_ = planes1_ + H.to(tl.int64) * length
         shifts = tl.load(shifts_ + tl.arange(0, 32)).to(tl.uint32)
         in_step = _columns(BD // 32, DEEP)
     s = zeros((DEEP, BH, BB) if DEEP > 1 else (BH, BB), BITS)
@@ -375,19 +275,10 @@ def owned_kernel(  # type: ignore[no-untyped-def]
         owners = ()
         if PLANE:
             words = d // 32 + in_step
-            if BITS == 1:
-                owners = (_owners(planes_, at_rows, words, shifts, D, D % step == 0),)  # type: ignore[assignment]
-            elif BITS == 2:
-                owners = (  # type: ignore[assignment]
-                    _owners(planes_, at_rows, words, shifts, D, D % step == 0),
-                    _owners(planes1_, at_rows, words, shifts, D, D % step == 0),
-                )
-            else:
-                owners = (  # type: ignore[assignment]
-                    _owners(planes_, at_rows, words, shifts, D, D % step == 0),
-                    _owners(planes1_, at_rows, words, shifts, D, D % step == 0),
-                    _owners(planes2_, at_rows, words, shifts, D, D % step == 0),
-                )
+            for t in tl.static_range(BITS):
+                plane_ = planes_ + t * H.to(tl.int64) * length
+                read = _owners(plane_, at_rows, words, shifts, D, D % step == 0)
+                owners = owners + (read,)  # type: ignore[assignment]  # noqa: RUF005
         ws = flips(w, owners, BITS, ASSEMBLY)
         x = tl.load(x_at, mask=there, other=0.0)
         s = dots(ws, _turned(x), s, BITS, not ASSEMBLY)
@@ -433,7 +324,7 @@ def _store(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def written_kernel(  # type: ignore[no-untyped-def]
+def partitioned_written_kernel(  # type: ignore[no-untyped-def]
     w_,
     planes_,
     out_,
