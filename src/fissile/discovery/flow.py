@@ -16,8 +16,8 @@ from torch import fx
 from torch.nn import functional
 
 __all__ = [
-    "Halves", "Role", "Span", "Stream", "gate_trouble", "halves_of", "is_interleaved", "merged",
-    "name_of", "role_of", "span_of",
+    "Halves", "Role", "Span", "Stream", "gate_trouble", "halves_of", "merged", "name_of", "role_of",
+    "span_of",
 ]  # fmt: skip
 
 #: What a call does: it bends every number alone, lets it through, casts it, cuts in two, multiplies
@@ -183,13 +183,6 @@ def halves_of(node: fx.Node, tag: Any, tags: dict[fx.Node, Any]) -> Halves | Str
     return _slice(node.args[1], tag, tags) if node.target is operator.getitem else None
 
 
-def is_interleaved(node: fx.Node) -> bool:
-    """Return whether a call takes every second neuron, as ``x[..., ::2]`` does."""
-    index = node.args[1] if node.target is operator.getitem else None
-    last = index[-1] if isinstance(index, tuple) and index else index
-    return isinstance(last, slice) and last.step not in (None, 1)
-
-
 def _argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
@@ -218,9 +211,9 @@ def _slice(index: Any, stream: Stream, tags: dict[fx.Node, Any]) -> Stream | Non
     if any(part not in (..., slice(None)) for part in parts[:-1]):
         return None
     half = stream.width // 2
-    bounds = [_bound(one, tags) for one in (last.start, last.stop)]
+    bounds = [_bound(bound, tags) for bound in (last.start, last.stop)]
     doubt = _FIXED if half in bounds else stream.doubt
-    start, stop = ("half" if one == half else one for one in bounds)
+    start, stop = ("half" if bound == half else bound for bound in bounds)
     if start in (None, 0) and stop == "half":
         return replace(stream.taken(0), doubt=doubt)
     if start == "half" and stop in (None, stream.width):
