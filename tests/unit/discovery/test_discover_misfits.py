@@ -77,7 +77,7 @@ CASES = {
         lambda: halved(lambda h: (h[0:1, :6], h[0:1, 6:])), "fc1", "indexing",
     ),
     "a third of it": (lambda: halved(lambda h: (h[..., :4], h[..., 4:8])), "fc1", "indexing"),
-    "dropout of a transformer hooked": (hooked_transformer, "linear1", "(Dropout), which has hooks"),
+    "dropout of a transformer hooked": (hooked_transformer, "linear1", "(Dropout), which has hook"),
 }  # fmt: skip
 
 
