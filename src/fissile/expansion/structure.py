@@ -38,7 +38,7 @@ from fissile.layers import (
     SparseConv2d,
     SparseLayer,
     SparseLinear,
-    resize,
+    widened,
     width_of,
 )
 
@@ -183,7 +183,10 @@ def rebuild(model: nn.Module, recipe: Mapping[str, Any]) -> None:
         if not (isinstance(old, SparseLayer) and _entry(old) == dict(entry)):
             model.set_submodule(name, _empty(entry, old))
     for name, width in widths.items():
-        _widen_empty(_find(model, name), width)
+        norm = _find(model, name)
+        if (new := widened(norm, width // (width_of(norm) or width))) is not None:
+            dress(new[0], norm)
+            model.set_submodule(name, new[0])
     for pair in pairs or ():
         model.get_submodule(pair.second).pair = pair.alone()
     without_fast_path(model, list(layers))
@@ -348,19 +351,6 @@ def _empty(entry: Mapping[str, Any], old: nn.Module) -> SparseLayer:
         new = masked_like(old, weight, torch.zeros_like(weight, dtype=torch.bool), bias)
     dress(new, old)
     return new
-
-
-def _widen_empty(module: nn.Module, width: int) -> None:
-    """Give a norm or a slope another width, with nothing in it yet."""
-    if width_of(module) == width:
-        return
-    for key, value in [*module.named_parameters(recurse=False), *module.named_buffers()]:
-        if key == "num_batches_tracked":
-            continue
-        fresh = torch.zeros(width, dtype=value.dtype, device=value.device)
-        learns = isinstance(value, nn.Parameter)
-        setattr(module, key, nn.Parameter(fresh, value.requires_grad) if learns else fresh)
-    resize(module, width)
 
 
 #: The names under which configs hold the width of hidden layers.

@@ -28,7 +28,6 @@ from fissile.io.safetensors import (
     read,
     write,
 )
-from fissile.layers import resize
 from fissile.layers.mlp import MLP
 from fissile.packed import files as packs
 from fissile.packed.convert import finish
@@ -163,7 +162,7 @@ def _resize_slopes(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         slopes = tensors.get(f"{name}.weight")
         if isinstance(module, nn.PReLU) and slopes is not None and slopes.ndim == 1:
             module.weight = nn.Parameter(torch.empty_like(slopes, device="meta"))
-            resize(module, len(slopes))
+            module.num_parameters = len(slopes)
 
 
 def _try_out(model: nn.Module) -> None:

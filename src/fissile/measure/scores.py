@@ -14,17 +14,6 @@ from fissile._common.shapes import Float, Int
 from fissile.expansion.split import gram_points, kmeans
 from fissile.measure.interference import membership
 
-__all__ = [
-    "Recovery",
-    "Rows",
-    "accuracy_per_parameter",
-    "adjusted_rand",
-    "gram_clusters",
-    "pairwise_agreement",
-    "recovery",
-    "relative_improvement",
-]
-
 #: What is clustered: the rows of the Gram matrix, the same at unit length, or the rows of the
 #: matrix of absolute cosines between the inputs' weights.
 Rows = Literal["raw", "unit", "cosine"]
