@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from types import MethodType
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -20,7 +18,7 @@ from fissile.layers.mlp import is_elementwise
 
 __all__ = [
     "Candidate", "Kind",
-    "contents", "forward_of", "has_hooks", "held_aside", "is_known_code", "is_layer", "is_torch_s",
+    "contents", "forward_of", "has_hooks", "is_known_code", "is_layer", "is_torch_s",
     "is_transformer_layer", "kind_of", "marks_of",
     "passage", "refuse_packed", "shape_of", "sizes_of", "tied",
     "trouble_of", "widens", "wrapped_in",
@@ -81,8 +79,7 @@ def refuse_packed(model: nn.Module) -> None:
 
 
 def _is_quantized(module: nn.Module) -> bool:
-    home = type(module).__module__
-    return home.startswith("torch.ao.nn") and hasattr(module, "weight")
+    return type(module).__module__.startswith("torch.ao.nn") and hasattr(module, "weight")
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -272,15 +269,10 @@ def wrapped_in(model: nn.Module) -> str | None:
         if names:
             return f"the model is wrapped in {min(names)}; expand before wrapping"
     for parameter in model.parameters():
-        if any(base.__name__ == "DTensor" for base in _bases(parameter)):
+        kinds = [parameter] if is_lazy(parameter) else [parameter, parameter.data]
+        if any(base.__name__ == "DTensor" for kind in kinds for base in type(kind).__mro__):
             return "its parameters are spread over devices (DTensor); expand before wrapping"
     return None
-
-
-def _bases(parameter: Tensor) -> Iterator[type]:
-    yield from type(parameter).__mro__
-    if not is_lazy(parameter):
-        yield from type(parameter.data).__mro__
 
 
 def tied(model: nn.Module) -> dict[int, str]:
@@ -295,46 +287,12 @@ def tied(model: nn.Module) -> dict[int, str]:
 
 
 def contents(value: Any) -> Iterator[Any]:
-    """Yield what a list, a dictionary, a partial or a bound method holds; else the value."""
+    """Yield what nested lists, tuples, sets and dictionaries hold; else the value."""
     waiting, seen = [value], set[int]()
     while waiting:
         value = waiting.pop()
-        if isinstance(value, Mapping):
-            inner = [*value.values()]
-        elif isinstance(value, list | tuple | set | frozenset | deque):
-            inner = [*value]
-        elif isinstance(value, partial):
-            inner = [value.func, value.args, value.keywords]
-        elif isinstance(value, MethodType):
-            inner = [value.__self__]
-        else:
+        if not isinstance(value, Mapping | list | tuple | set | frozenset | deque):
             yield value
-            continue
-        if id(value) not in seen:  # a list may hold itself
+        elif id(value) not in seen:  # a list may hold itself
             seen.add(id(value))
-            waiting += inner
-
-
-def held_aside(model: nn.Module) -> dict[int, str]:
-    """Return, by id, where the model keeps modules besides under their names, as in a list.
-
-    A new layer would take the name, and the code might go on calling the old one.
-    """
-    names = {id(module): name for name, module in model.named_modules()}
-    plain = vars(nn.Module())
-    aside: dict[int, str] = {}
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if key in plain:
-                continue
-            where = f"{name}.{key}" if name else key
-            why = (
-                f"it is also kept in {where!r}, where a new one would not come; use nn.ModuleList "
-                "or nn.ModuleDict, or its own name"
-            )
-            for one in contents(value):
-                # A module without a name of its own may hold others that have one.
-                nameless = isinstance(one, nn.Module) and id(one) not in names
-                held = one.modules() if nameless else [one]
-                aside |= {id(part): why for part in held if id(part) in names}
-    return aside
+            waiting += value.values() if isinstance(value, Mapping) else value

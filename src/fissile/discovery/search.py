@@ -22,7 +22,6 @@ from fissile.discovery.module_checks import (
     Candidate,
     Kind,
     has_hooks,
-    held_aside,
     is_layer,
     kind_of,
     passage,
@@ -152,17 +151,12 @@ def discover(model: nn.Module, example_inputs: Any = None) -> Discovery:
     wrapped = wrapped_in(model)
     if wrapped is not None:
         return Discovery((), tuple(_refusal(n, m, wrapped) for n, m in layers.items()))
-    aside = held_aside(model)
-    trouble = {
-        name: why
-        for name, layer in layers.items()
-        if (why := trouble_of(layer) or aside.get(id(layer))) is not None
-    }
+    trouble = {n: why for n, m in layers.items() if (why := trouble_of(m)) is not None}
     links = _plain_chain(model) if not trouble else None
     foreign = links is None or example_inputs is not None  # code that is not torch's will run
     with random_numbers_apart() if foreign else nullcontext():
         seen = _survey_both(model, trouble) if links is None else _read_off(model, links)
-        _weed(model, seen, aside, example_inputs)
+        _weed(seen, example_inputs)
     places = [_place(model, candidate) for candidate in seen.places]
     taken = {name for place in places for name in place.firsts}
     refusals = [
@@ -294,19 +288,17 @@ def _both(place: Candidate, other: Candidate, asked: set[str]) -> Candidate:
     return replace(place, between=between, doubt=next(filter(None, doubts), None))
 
 
-def _weed(model: nn.Module, seen: Survey, aside: dict[int, str], example_inputs: Any) -> None:
+def _weed(seen: Survey, example_inputs: Any) -> None:
     """Refuse places with parts that are used elsewhere, and those that fail when tried out."""
     if example_inputs is not None:
         seen.places += _guesses(seen)
-    ties = tied(model)
-    failed = {
-        place: why for place in seen.places if (why := _shared(model, place, seen, ties, aside))
-    }
+    ties = tied(seen.model)
+    failed = {place: why for place in seen.places if (why := _shared(place, seen, ties))}
     left = [place for place in seen.places if place not in failed]
     if example_inputs is None:
         failed |= {place: place.doubt for place in left if place.doubt is not None}
     else:
-        failed |= try_out(model, left, example_inputs)
+        failed |= try_out(seen.model, left, example_inputs)
     for place, why in failed.items():
         seen.reasons |= dict.fromkeys(place.firsts, why)
     position = {name: i for i, name in reversed(list(enumerate(seen.order)))}
@@ -314,14 +306,11 @@ def _weed(model: nn.Module, seen: Survey, aside: dict[int, str], example_inputs:
     seen.places = sorted(left, key=lambda place: position.get(place.firsts[0], len(position)))
 
 
-def _shared(
-    model: nn.Module, place: Candidate, seen: Survey, ties: dict[int, str], aside: dict[int, str]
-) -> str | None:
+def _shared(place: Candidate, seen: Survey, ties: dict[int, str]) -> str | None:
     """Return which part of a place has another use beside it."""
     for name in (*place.firsts, *place.between, place.second):
-        module = model.get_submodule(name)
-        mine = name in place.firsts
-        it = "it" if mine and len(place.firsts) == 1 else repr(name)
+        module = seen.model.get_submodule(name)
+        it = "it" if (name,) == place.firsts else repr(name)
         for key, parameter in module.named_parameters(recurse=False):
             if id(parameter) in ties:
                 return f"{ties[id(parameter)]} are one tied parameter; expansion would untie it"
@@ -332,8 +321,6 @@ def _shared(
         learns = any(True for _ in module.parameters())
         if (learns or widens(module)) and seen.calls[name] > 1:
             return f"{it} is called {seen.calls[name]} times"
-        if id(module) in aside and widens(module):
-            return f"{name!r}: {aside[id(module)]}"
     return None
 
 

@@ -278,8 +278,8 @@ class _Tracer(fx.Tracer):
         except NameError:
             # Made on the fly, such as nn.ReLU()(x): with nothing to learn it is but a function.
             if any(True for _ in m.parameters()):
-                text = f"a {type(m).__name__} is called in another way than by its name"
-                raise NameError(text) from None
+                kind, advice = type(m).__name__, "use nn.ModuleList or nn.ModuleDict"
+                raise NameError(f"a {kind} is called past its name; {advice}") from None
             return forward(*args, **kwargs)
         self.called.add(path)
         try:

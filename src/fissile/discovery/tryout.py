@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
@@ -76,20 +77,16 @@ class _Trial:
             raise FissileError(
                 f"the model does not run with these example_inputs: {type(error).__name__}: {error}"
             ) from error
-        if sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST:
-            self._go_double()
-
-    def _go_double(self) -> None:
-        """Use numbers of 64 bits, which tell a small change from rounding, if the model can."""
+        if sum(parameter.numel() for parameter in model.parameters()) > _LARGEST:
+            return
+        # Numbers of 64 bits tell a small change from rounding.
         self.copy_tensor = in_double
-        try:
+        with suppress(Exception):  # code that insists on its own dtype
             plain = self._run(self._copy())
-        except Exception:  # code that insists on its own dtype
-            plain = None
-        if plain is not None and plain.calls == self.plain.calls:
-            self.plain = plain
-        else:
-            self.copy_tensor = as_it_is
+            if plain.calls == self.plain.calls:
+                self.plain = plain
+                return
+        self.copy_tensor = as_it_is
 
     def miscounted(self, place: Candidate) -> str | None:
         """Return whether a layer and its reader run unequally often in one pass; None if alike."""

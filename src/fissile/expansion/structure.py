@@ -184,11 +184,14 @@ def rebuild(model: nn.Module, recipe: Mapping[str, Any]) -> None:
             model.set_submodule(name, _empty(entry, old))
     for name, width in widths.items():
         norm = _find(model, name)
-        if (new := widened(norm, width // (width_of(norm) or width))) is not None:
+        new = widened(norm, width // (width_of(norm) or width))
+        if new is not None and width != width_of(norm):
             dress(new[0], norm)
             model.set_submodule(name, new[0])
     for pair in pairs or ():
-        model.get_submodule(pair.second).pair = pair.alone()
+        second = model.get_submodule(pair.second)
+        assert isinstance(second, SparseLayer)
+        second.pair = pair.alone()
     without_fast_path(model, list(layers))
     if len(alphas) == 1:
         widen_config(model, parents, *alphas)

@@ -140,7 +140,7 @@ class SparseLayer(nn.Module, ABC):
         plain.weight = nn.Parameter(
             weight.mT.contiguous() if is_transposed(plain) else weight.clone()
         )
-        plain.bias = _own(self.bias)
+        plain.register_parameter("bias", _own(self.bias))
         return plain
 
     @abstractmethod

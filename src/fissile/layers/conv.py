@@ -46,8 +46,6 @@ class SparseConv2d(SparseLayer):
     out_channels: int
     kernel_size: tuple[int, ...]
     geometry: Geometry
-    #: Grouped convolutions are not expanded.
-    groups = 1
 
     @property
     def inputs(self) -> int:
@@ -73,6 +71,11 @@ class SparseConv2d(SparseLayer):
     def dilation(self) -> tuple[int, ...]:
         """How far the points of a filter lie apart."""
         return self.geometry.dilation
+
+    @property
+    def groups(self) -> int:
+        """One: grouped convolutions are not expanded."""
+        return 1
 
     @property
     def padding_mode(self) -> str:
