@@ -9,20 +9,21 @@ from torch import fx, nn
 
 from fissile.discovery.flow import (
     Halves,
-    Span,
     Stream,
     gate_trouble,
     halves_of,
     merged,
     name_of,
     role_of,
-    span_of,
 )
 from fissile.discovery.module_checks import Candidate, Kind, has_hooks, is_layer, passage, sizes_of
 
-__all__ = ["FROZEN", "Scope", "follow"]
+__all__ = ["FROZEN", "TRY", "Scope", "follow"]
 
 _HARMLESS = ("dtype", "device", "ndim", "dim", "is_cuda", "requires_grad", "layout")
+#: What decides where the code alone does not.
+TRY = "pass example_inputs to have it tried out"
+_FIXED = "its halves are cut at a fixed width, which may not widen along; write chunk(2, -1), or "
 #: Why neurons are refused that take part in no training.
 FROZEN = "it is used under torch.no_grad(), so no gradient comes back"
 _VERBS = {"add": "added to", "sub": "subtracted from", "mul": "multiplied with"}
@@ -57,10 +58,11 @@ def follow(
 class _Follower:
     def __init__(self, scope: Scope, root: nn.Module, path: str, trouble: dict[str, str]) -> None:
         self.scope, self.root, self.path, self.trouble = scope, root, path, trouble
-        self.tags: dict[fx.Node, Stream | Halves | Span] = {}
+        self.tags: dict[fx.Node, Stream | Halves] = {}
         self.spoiled: dict[fx.Node, str] = {}
         self.reads: dict[fx.Node, list[tuple[Stream, fx.Node]]] = {}
         self.modules = dict(root.named_modules())
+        self.doubts: dict[fx.Node, str] = {}  # of a layer, why only a try-out can tell
         self.places: list[Candidate] = []
         self.reasons: dict[str, str] = {}
 
@@ -144,15 +146,15 @@ class _Follower:
         if asked in _HARMLESS:
             return None
         tags = [self.tags[source] for source in carried]
-        if all(isinstance(tag, Span) for tag in tags[1:]):
-            half = halves_of(node, tags[0], self.tags)
-            if half is not None:
-                return half
-        if len(tags) == 1 and (span := span_of(node, tags[0])) is not None:
-            return span
         streams = [tag for tag in tags if isinstance(tag, Stream)]
+        if asked in ("shape", "size"):
+            return self._doubt(tags, f"its width is read by {self._what(node)}; {TRY}")
+        if len(tags) == 1 and (half := halves_of(node, tags[0])) is not None:
+            if half[1]:
+                self._doubt(tags, _FIXED + TRY)
+            return half[0]
         if len(streams) < len(tags):
-            return self._spoil(carried, f"its width is read by {self._what(node)}")
+            return self._spoil(carried, f"its halves go through {self._what(node)} together")
         if asked in ("detach", "detach_", "data"):
             return self._spoil(carried, "its output is detached, so no gradient comes back")
         return self._elementwise(node, carried, streams)
@@ -221,7 +223,9 @@ class _Follower:
             kind: Kind = "conv" if stream.conv else "fused" if stream.fused else "mlp"
             kind = "gated" if len(stream.roots) == 2 else kind
             firsts = tuple(self._name(layer) for layer in stream.roots)
-            self.places.append(Candidate(kind, firsts, stream.between, second, stream.doubt))
+            doubts = [self.doubts[layer] for layer in stream.roots if layer in self.doubts]
+            doubt = doubts[0] if doubts else None
+            self.places.append(Candidate(kind, firsts, stream.between, second, doubt))
         return None
 
     def _spoil(self, nodes: list[fx.Node], reason: str) -> Any:
@@ -230,6 +234,11 @@ class _Follower:
             if tag is not None:
                 self._refuse(tag if isinstance(tag, Stream) else tag.stream, reason)
         return None  # so nothing is carried on
+
+    def _doubt(self, tags: list[Stream | Halves], reason: str) -> None:
+        for tag in tags:
+            for root in (tag if isinstance(tag, Stream) else tag.stream).roots:
+                self.doubts.setdefault(root, reason)
 
     def _refuse(self, stream: Stream, reason: str) -> None:
         for root in stream.roots:

@@ -16,7 +16,7 @@ from torch import nn
 
 from fissile._common.errors import FissileError
 from fissile._common.progress import aligned
-from fissile.discovery.follow import FROZEN
+from fissile.discovery.follow import FROZEN, TRY
 from fissile.discovery.meta_copy import meta_copy, random_numbers_apart
 from fissile.discovery.module_checks import (
     Candidate,
@@ -33,7 +33,7 @@ from fissile.discovery.module_checks import (
     widens,
     wrapped_in,
 )
-from fissile.discovery.trace import TRY, Survey, survey
+from fissile.discovery.trace import Survey, survey
 from fissile.discovery.tryout import try_out
 from fissile.layers.mlp import MLP, PLAIN_PARTS, Link, chain
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fissile.discovery.follow import Scope, follow
+from fissile.discovery.follow import TRY, Scope, follow
 from fissile.discovery.meta_copy import reseed
 from fissile.discovery.module_checks import (
     Candidate,
@@ -31,9 +31,7 @@ from fissile.discovery.module_checks import (
     is_transformer_layer,
 )
 
-__all__ = ["TRY", "Survey", "survey"]
-
-TRY = "pass example_inputs to have it tried out"
+__all__ = ["Survey", "survey"]
 
 
 def survey(model: nn.Module, hollow: nn.Module, trouble: dict[str, str]) -> Survey:

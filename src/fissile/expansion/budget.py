@@ -30,7 +30,6 @@ __all__ = [
     "NonZeros",
     "Saliency",
     "Squares",
-    "allocation_names",
     "check_budget",
     "keep_largest",
     "keep_together",
@@ -339,11 +338,6 @@ def register_allocation(name: str, factory: Callable[[], Allocation]) -> None:
     _ALLOCATIONS[name] = factory
 
 
-def allocation_names() -> list[str]:
-    """List what ``allocation=`` understands by name."""
-    return sorted(_ALLOCATIONS)
-
-
 def resolve_allocation(allocation: str | Allocation) -> Allocation:
     """Turn a name such as ``"layer"`` into a rule; a rule stays itself."""
     if isinstance(allocation, Allocation):
@@ -353,6 +347,6 @@ def resolve_allocation(allocation: str | Allocation) -> Allocation:
             f"an allocation is a name or a fissile.Allocation, not {type(allocation).__name__}"
         )
     if allocation not in _ALLOCATIONS:
-        names = ", ".join(allocation_names())
+        names = ", ".join(sorted(_ALLOCATIONS))
         raise FissileError(f"unknown allocation {allocation!r}; known are {names}")
     return _ALLOCATIONS[allocation]()

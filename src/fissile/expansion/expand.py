@@ -205,7 +205,7 @@ def _names(places: Sequence[Place]) -> str:
 
 
 def _reasons(refusals: Sequence[Refusal]) -> str:
-    """Say why the first few layers were refused."""
+    """Return why the first few layers were refused."""
     if not refusals:
         return ""
     shown = "; ".join(f"{layer.name!r}: {layer.reason}" for layer in refusals[:_SHOWN])

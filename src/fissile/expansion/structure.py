@@ -409,17 +409,12 @@ def _configs_inside(model: nn.Module, config: Any) -> list[Any]:
 
 
 def _dense_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the parameters' shapes of a model as ``to_dense`` would write it, without writing."""
+    """Return the parameters' shapes of a model as ``to_dense`` would write it."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     for name, layer in model.named_modules():
-        key = f"{name}.weight" if name else "weight"
-        if isinstance(layer, SparseLinear):
-            shape = (layer.out_features, layer.in_features)
-            shapes[key] = shape[::-1] if layer.transposed else shape
-        elif isinstance(layer, SparseConv2d):
-            shapes[key] = (layer.out_channels, layer.in_channels, *layer.kernel_size)
-        else:
-            assert not isinstance(layer, SparseLayer)
+        if isinstance(layer, SparseLayer):
+            key = f"{name}.weight" if name else "weight"
+            shapes[key] = tuple(layer.written_out().get_parameter("weight").shape)
     return shapes
 
 

@@ -168,7 +168,7 @@ class SparseLayer(nn.Module, ABC):
         return self.dense_weight()
 
     def extra_repr(self) -> str:
-        """Say how much of the layer exists."""
+        """Show how much of the layer exists."""
         return (
             f"bias={self.bias is not None}, "
             f"nonzeros={'unknown' if self.weight.is_meta else self.nonzeros()}"
@@ -200,7 +200,7 @@ class Partitioned(SparseLayer):
         return rows
 
     def extra_repr(self) -> str:
-        """Say alpha before the rest."""
+        """Show alpha before the rest."""
         return f"alpha={self.alpha}, {super().extra_repr()}"
 
 

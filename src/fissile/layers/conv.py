@@ -108,7 +108,7 @@ class SparseConv2d(SparseLayer):
         return self._fill(plain)
 
     def extra_repr(self) -> str:
-        """Say the shape, the geometry and how much of it exists."""
+        """Show the shape, the geometry and how much of it exists."""
         how = self.geometry
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "

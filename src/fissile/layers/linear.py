@@ -66,7 +66,7 @@ class SparseLinear(SparseLayer):
         return self._fill(plain)
 
     def extra_repr(self) -> str:
-        """Say the shape and how much of it exists."""
+        """Show the shape and how much of it exists."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"{super().extra_repr()}"

@@ -66,7 +66,8 @@ REFUSED = {
     "detached": (pair(lambda m, x: m.fc2(m.fc1(x).relu().detach())), "fc1", "detached"),
     "indexed": (pair(lambda m, x: m.fc2(m.fc1(x)[:, [5, 4, 3, 2, 1, 0]])), "fc1", "indexing"),
     "width read": (
-        pair(lambda m, x: m.fc2((h := m.fc1(x).relu()) / h.shape[-1])), "fc1", "width is read",
+        pair(lambda m, x: m.fc2((h := m.fc1(x).relu()) / h.shape[-1])),
+        "fc1", "combined with something that does not widen",
     ),
     "half unread": (
         Net(
