@@ -1,7 +1,7 @@
 """What tensors carry between layers, and what every call on the way does to it.
 
-A tensor carries neurons (`Stream`), both halves of a fused layer's neurons (`Halves`), or their
-number (`Span`). Calls that treat every neuron by itself are told from those that may mix them.
+A tensor carries neurons (`Stream`) or both halves of a fused layer's neurons (`Halves`). Calls that
+treat every neuron by itself are told from those that may mix them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from torch import fx
 from torch.nn import functional
 
 __all__ = [
-    "Halves", "Role", "Span", "Stream", "gate_trouble", "halves_of", "is_interleaved", "merged",
-    "name_of", "role_of", "span_of",
+    "Halves", "Role", "Stream", "gate_trouble", "halves_of", "merged", "name_of", "role_of",
 ]  # fmt: skip
 
 #: What a call does: it bends every number alone, lets it through, casts it, cuts in two, multiplies
@@ -49,10 +48,6 @@ _NAMES: dict[Role, str] = {
         max_pool2d avg_pool2d lp_pool2d adaptive_avg_pool2d adaptive_max_pool2d interpolate
     """,
 }
-_FIXED = (
-    "its halves are cut at a fixed width, which may not widen along; write chunk(2, -1), or pass "
-    "example_inputs to have it tried out"
-)
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,6 @@ class Stream:
     fused: bool = False  # both halves, multiplied
     active: bool = False  # an activation was on the way
     between: tuple[str, ...] = ()
-    doubt: str | None = None  # why only a try-out can tell whether the code widens along
 
     @property
     def whole(self) -> bool:
@@ -100,20 +94,11 @@ class Halves:
     stream: Stream
 
 
-@dataclass(frozen=True)
-class Span:
-    """A stream's shape (``parts`` is None), its width (1) or half of that (2), as a number."""
-
-    stream: Stream
-    parts: int | None
-
-
 def merged(streams: list[Stream], active: bool) -> Stream:
     """Return the first of several streams with all that any of them has passed."""
     between = dict.fromkeys(name for stream in streams for name in stream.between)
-    doubt = next((stream.doubt for stream in streams if stream.doubt), None)
     active = active or any(stream.active for stream in streams)
-    return replace(streams[0], between=tuple(between), active=active, doubt=doubt)
+    return replace(streams[0], between=tuple(between), active=active)
 
 
 def gate_trouble(one: Stream, other: Stream) -> str | None:
@@ -162,92 +147,58 @@ def name_of(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def halves_of(node: fx.Node, tag: Any, tags: dict[fx.Node, Any]) -> Halves | Stream | None:
+def halves_of(node: fx.Node, tag: Stream | Halves) -> tuple[Halves | Stream, bool] | None:
     """Return what a cut in two or the taking of a half yields; None for anything else.
 
-    Args:
-        node: a function or method call.
-        tag: what its first argument carries.
-        tags: what other nodes carry, for bounds that are computed from the width.
+    The second value says whether the code gives the width of a half, which may not widen along.
     """
     if isinstance(tag, Halves):
         which = node.args[1] if node.target is operator.getitem else None
-        return tag.stream.taken(which % 2) if isinstance(which, int) and -2 <= which < 2 else None
-    if not isinstance(tag, Stream) or not tag.whole or tag.conv or tag.width % 2:
+        if not isinstance(which, int) or not -2 <= which < 2:
+            return None
+        return tag.stream.taken(which % 2), False
+    if not tag.whole or tag.conv or tag.width % 2:
         return None
     role = role_of(node)
     if role == "glu":
-        return tag.joined() if _argument(node, 1, "dim", -1) == -1 else None
+        return (tag.joined(), False) if _argument(node, 1, "dim", -1) == -1 else None
     if role == "cut":
         return _cut(node, tag)
-    return _slice(node.args[1], tag, tags) if node.target is operator.getitem else None
-
-
-def is_interleaved(node: fx.Node) -> bool:
-    """Return whether a call takes every second neuron, as ``x[..., ::2]`` does."""
-    index = node.args[1] if node.target is operator.getitem else None
-    last = index[-1] if isinstance(index, tuple) and index else index
-    return isinstance(last, slice) and last.step not in (None, 1)
+    half = _slice(node.args[1], tag) if node.target is operator.getitem else None
+    return None if half is None else (half, True)
 
 
 def _argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
-def _cut(node: fx.Node, stream: Stream) -> Halves | None:
-    """Read ``chunk(2, -1)``, or a cut by sizes that are half the width."""
+def _cut(node: fx.Node, stream: Stream) -> tuple[Halves, bool] | None:
+    """Read ``chunk(2, -1)``, or a cut by sizes that are or may be half the width."""
     if _argument(node, 2, "dim", 0) != -1:
         return None
     name = str(getattr(node.target, "__name__", node.target))
     sizes = [value for key, value in node.kwargs.items() if key not in ("dim", "input")]
     size = node.args[1] if len(node.args) > 1 else next(iter(sizes), None)
     if name in ("chunk", "tensor_split") and size == 2:
-        return Halves(stream)
+        return Halves(stream), False
     half = stream.width // 2
     fixed = (half, [half, half]) if name.startswith("split") else ([half],)
     size = list(size) if isinstance(size, list | tuple) else size
-    return Halves(replace(stream, doubt=_FIXED)) if size in fixed else None
+    return (Halves(stream), True) if isinstance(size, fx.Node) or size in fixed else None
 
 
-def _slice(index: Any, stream: Stream, tags: dict[fx.Node, Any]) -> Stream | None:
-    """Read ``x[..., :h]`` or ``x[..., h:]``, where h is a number or half of the width as read."""
+def _slice(index: Any, stream: Stream) -> Stream | None:
+    """Read ``x[..., :h]`` or ``x[..., h:]``, where h is half the width, or computed."""
     parts = index if isinstance(index, tuple) else (index,)
     last = parts[-1] if parts else None
     if not isinstance(last, slice) or last.step not in (None, 1):
         return None
     if any(part not in (..., slice(None)) for part in parts[:-1]):
         return None
-    half = stream.width // 2
-    bounds = [_bound(one, tags) for one in (last.start, last.stop)]
-    doubt = _FIXED if half in bounds else stream.doubt
-    start, stop = ("half" if one == half else one for one in bounds)
+    start, stop = (
+        "half" if isinstance(bound, fx.Node) or bound == stream.width // 2 else bound
+        for bound in (last.start, last.stop)
+    )
     if start in (None, 0) and stop == "half":
-        return replace(stream.taken(0), doubt=doubt)
-    if start == "half" and stop in (None, stream.width):
-        return replace(stream.taken(1), doubt=doubt)
-    return None
-
-
-def _bound(bound: Any, tags: dict[fx.Node, Any]) -> Any:
-    if not isinstance(bound, fx.Node):
-        return bound
-    span = tags.get(bound)
-    parts = span.parts if isinstance(span, Span) else None
-    return {1: None, 2: "half"}.get(parts or 0, "unknown")
-
-
-def span_of(node: fx.Node, tag: Any) -> Span | None:
-    """Return a stream's shape, its width, or half of it; None for anything else."""
-    if isinstance(tag, Span):
-        if tag.parts is None and node.target is operator.getitem and node.args[1] == -1:
-            return Span(tag.stream, 1)
-        halved = node.target is operator.floordiv and node.args[1] == 2
-        return Span(tag.stream, 2) if tag.parts == 1 and halved else None
-    if not isinstance(tag, Stream):
-        return None
-    if node.target is getattr and node.args[1] == "shape":
-        return Span(tag, None)
-    sized = node.op == "call_method" and node.target == "size" and not node.kwargs
-    if sized and node.args[1:] in ((), (-1,)):
-        return Span(tag, 1 if node.args[1:] else None)
-    return None
+        return stream.taken(0)
+    return stream.taken(1) if start == "half" and stop in (None, stream.width) else None

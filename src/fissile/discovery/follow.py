@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
 
 from fissile.discovery.flow import (
     Halves,
-    Span,
     Stream,
     gate_trouble,
     halves_of,
-    is_interleaved,
     merged,
     name_of,
     role_of,
-    span_of,
 )
-from fissile.discovery.module_checks import (
-    Candidate,
-    Kind,
-    has_hooks,
-    is_layer,
-    is_norm,
-    is_torch_s,
-    norm_trouble,
-    passes_channels,
-    passes_silently,
-    sizes_of,
-)
-from fissile.layers.mlp import is_elementwise
+from fissile.discovery.module_checks import Candidate, Kind, has_hooks, is_layer, passage, sizes_of
 
-__all__ = ["FROZEN", "Scope", "Wiring", "follow"]
+__all__ = ["FROZEN", "TRY", "Scope", "follow"]
 
 _HARMLESS = ("dtype", "device", "ndim", "dim", "is_cuda", "requires_grad", "layout")
+#: What decides where the code alone does not.
+TRY = "pass example_inputs to have it tried out"
+_FIXED = "its halves are cut at a fixed width, which may not widen along; write chunk(2, -1), or "
 #: Why neurons are refused that take part in no training.
 FROZEN = "it is used under torch.no_grad(), so no gradient comes back"
 _VERBS = {"add": "added to", "sub": "subtracted from", "mul": "multiplied with"}
@@ -45,42 +33,40 @@ _VERBS = {"add": "added to", "sub": "subtracted from", "mul": "multiplied with"}
 class Scope:
     """A module whose forward was traced, and what it does."""
 
-    root: nn.Module
     graph: fx.Graph
-    opaque: dict[str, str]  # modules that stayed closed, and why
+    opaque: set[str]  # modules that stayed closed
     reached: set[str]  # modules that were called, and all above them
-    kept: list[fx.Node] = field(default_factory=list)  # what forward left behind in attributes
-    asked: set[str] = field(default_factory=set)  # layers whose widths the code asks for
+    kept: list[fx.Node]  # what forward left behind in attributes
 
 
-@dataclass
-class Wiring:
-    """What a graph says of its layers: the places, and why the others are none."""
-
-    places: list[Candidate] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
-
-
-def follow(scope: Scope, path: str, trouble: dict[str, str]) -> Wiring:
+def follow(
+    scope: Scope, root: nn.Module, path: str, trouble: dict[str, str]
+) -> tuple[list[Candidate], dict[str, str]]:
     """Return the places of a scope, and why its other layers are none.
 
     Args:
         scope: what was traced.
+        root: the module that was traced, as it is in the model.
         path: the scope's name in the model.
         trouble: layers, by name, that cannot take part whatever surrounds them.
     """
-    return _Follower(scope, path, trouble).run()
+    follower = _Follower(scope, root, path, trouble)
+    follower.run()
+    return follower.places, follower.reasons
 
 
 class _Follower:
-    def __init__(self, scope: Scope, path: str, trouble: dict[str, str]) -> None:
-        self.scope, self.path, self.trouble = scope, path, trouble
-        self.tags: dict[fx.Node, Stream | Halves | Span] = {}
+    def __init__(self, scope: Scope, root: nn.Module, path: str, trouble: dict[str, str]) -> None:
+        self.scope, self.root, self.path, self.trouble = scope, root, path, trouble
+        self.tags: dict[fx.Node, Stream | Halves] = {}
         self.spoiled: dict[fx.Node, str] = {}
         self.reads: dict[fx.Node, list[tuple[Stream, fx.Node]]] = {}
-        self.modules = dict(scope.root.named_modules())
+        self.modules = dict(root.named_modules())
+        self.doubts: dict[fx.Node, str] = {}  # of a layer, why only a try-out can tell
+        self.places: list[Candidate] = []
+        self.reasons: dict[str, str] = {}
 
-    def run(self) -> Wiring:
+    def run(self) -> None:
         for node in self.scope.graph.nodes:
             tag = self._step(node)
             if tag is not None:
@@ -89,10 +75,9 @@ class _Follower:
                 self.tags[node.all_input_nodes[0]] = tag
         for node in self.scope.kept:
             self._spoil([node], "its output is kept in an attribute, where others may read it")
-        wiring = Wiring()
         for root in self.reads:
-            self._judge(root, wiring)
-        return wiring
+            if (reason := self._judge(root)) is not None:
+                self.reasons[self._name(root)] = reason
 
     def _step(self, node: fx.Node) -> Any:
         """Return what a node carries; what is not understood spoils the neurons it takes."""
@@ -112,14 +97,12 @@ class _Follower:
         module, name = self.modules[str(node.target)], self._name(node)
         carried = [source for source in node.all_input_nodes if source in self.tags]
         stream = self.tags[carried[0]] if len(carried) == 1 else None
-        if carried and not isinstance(stream, Stream):
+        if not isinstance(stream, Stream):
             self._spoil(carried, f"its output is used by {self._called(str(node.target))}")
-        elif isinstance(stream, Stream) and not is_layer(module):
-            passed = self._pass(str(node.target), module, stream)
-            return passed if isinstance(passed, Stream) else self._spoil(carried, passed)
+            stream = None
         if not is_layer(module):
-            return None
-        if isinstance(stream, Stream):
+            return None if stream is None else self._pass(str(node.target), module, stream)
+        if stream is not None:
             self._read(node, module, stream)
         self.reads[node] = []
         if node.meta.get("frozen"):
@@ -144,47 +127,36 @@ class _Follower:
             for root in stream.roots:
                 self.reads[root].append((stream, node))
 
-    def _pass(self, target: str, module: nn.Module, stream: Stream) -> Stream | str:
-        """Return the neurons after a module that is not a layer, or why they do not pass."""
-        called, name = self._called(target), self._full(target)
-        if has_hooks(module):
-            return f"its output goes through {called}, which has hooks; remove them"
-        if is_norm(module):
-            trouble = norm_trouble(module, stream.width, stream.conv)
-            bends = isinstance(module, nn.PReLU)
-            return f"{called} {trouble}" if trouble else stream.through(name, active=bends)
-        if passes_silently(module) or (stream.conv and passes_channels(module)):
-            return stream.through(name)
-        if isinstance(module, nn.GLU) and stream.whole and not stream.conv and module.dim == -1:
+    def _pass(self, target: str, module: nn.Module, stream: Stream) -> Stream | None:
+        """Return the neurons after a module that is not a layer, if they pass it."""
+        name = self._full(target)
+        bends = passage(module, name, stream.width, stream.conv)
+        if isinstance(bends, bool):
+            return stream.through(name, active=bends)
+        halves = isinstance(module, nn.GLU) and module.dim == -1 and not has_hooks(module)
+        if halves and stream.whole and not stream.conv:
             return stream.through(name).joined()
-        if isinstance(module, nn.Flatten | nn.Unflatten):
-            return f"its output is reshaped by {called}"
-        if is_elementwise(module) and (is_torch_s(module) or is_elementwise(module, training=True)):
-            return stream.through(name, active=True)
-        if target in self.scope.opaque:
-            return f"its output goes into {called}, which could not be traced"
-        return f"its output goes through {called}, which is not elementwise"
+        if target in self.scope.opaque and not has_hooks(module):
+            bends = f"its output goes into {self._called(target)}, which could not be traced"
+        self._refuse(stream, bends)
+        return None
 
     def _function(self, node: fx.Node, carried: list[fx.Node]) -> Any:
         asked = node.args[1] if node.target is getattr else node.target
         if asked in _HARMLESS:
             return None
         tags = [self.tags[source] for source in carried]
-        if all(isinstance(tag, Span) for tag in tags[1:]):
-            half = halves_of(node, tags[0], self.tags)
-            if half is not None:
-                return half
-        if len(tags) == 1 and (span := span_of(node, tags[0])) is not None:
-            return span
         streams = [tag for tag in tags if isinstance(tag, Stream)]
+        if asked in ("shape", "size"):
+            return self._doubt(tags, f"its width is read by {self._what(node)}; {TRY}")
+        if len(tags) == 1 and (half := halves_of(node, tags[0])) is not None:
+            if half[1]:
+                self._doubt(tags, _FIXED + TRY)
+            return half[0]
         if len(streams) < len(tags):
-            return self._spoil(carried, f"its width is read by {self._what(node)}")
+            return self._spoil(carried, f"its halves go through {self._what(node)} together")
         if asked in ("detach", "detach_", "data"):
             return self._spoil(carried, "its output is detached, so no gradient comes back")
-        if is_interleaved(node):
-            return self._spoil(
-                carried, "its halves are interleaved; only whole halves can be split"
-            )
         return self._elementwise(node, carried, streams)
 
     def _elementwise(self, node: fx.Node, carried: list[fx.Node], streams: list[Stream]) -> Any:
@@ -227,36 +199,34 @@ class _Follower:
         if "numel" in node.meta:
             return int(node.meta["numel"])
         if node.op == "get_attr":
-            return self.scope.root.get_parameter(str(node.target)).numel()
+            return self.root.get_parameter(str(node.target)).numel()
         return None
 
-    def _judge(self, root: fx.Node, wiring: Wiring) -> None:
-        """Make a place of a layer's neurons, or note why there is none."""
-        name, reads = self._name(root), self.reads[root]
+    def _judge(self, root: fx.Node) -> str | None:
+        """Make a place of a layer's neurons, or return why there is none."""
+        reads = self.reads[root]
         if root in self.spoiled:
-            wiring.reasons[name] = self.spoiled[root]
-        elif not reads:
-            wiring.reasons[name] = "nothing reads its output"
-        elif len(reads) > 1:
+            return self.spoiled[root]
+        if not reads:
+            return "nothing reads its output"
+        if len(reads) > 1:
             readers = " and ".join(dict.fromkeys(repr(self._name(node)) for _, node in reads))
-            wiring.reasons[name] = f"its output is read more than once, by {readers}"
-        else:
-            self._settle(root, *reads[0], wiring)
-
-    def _settle(self, root: fx.Node, stream: Stream, reader: fx.Node, wiring: Wiring) -> None:
-        name, second = self._name(root), self._name(reader)
+            return f"its output is read more than once, by {readers}"
+        stream, reader = reads[0]
         for other in stream.roots:
             if other in self.spoiled or len(self.reads[other]) != 1:
-                partner = self._name(other)
-                wiring.reasons[name] = f"{partner!r}, its partner, is used elsewhere"
-                return
+                return f"{self._name(other)!r}, its partner, is used elsewhere"
+        second = self._name(reader)
         if not stream.active:
-            wiring.reasons[name] = f"nothing but linear layers from here to {second!r}"
-        elif root is stream.roots[0]:
+            return f"nothing but linear layers from here to {second!r}"
+        if root is stream.roots[0]:
             kind: Kind = "conv" if stream.conv else "fused" if stream.fused else "mlp"
             kind = "gated" if len(stream.roots) == 2 else kind
-            firsts = tuple(self._name(one) for one in stream.roots)
-            wiring.places.append(Candidate(kind, firsts, stream.between, second, stream.doubt))
+            firsts = tuple(self._name(layer) for layer in stream.roots)
+            doubts = [self.doubts[layer] for layer in stream.roots if layer in self.doubts]
+            doubt = doubts[0] if doubts else None
+            self.places.append(Candidate(kind, firsts, stream.between, second, doubt))
+        return None
 
     def _spoil(self, nodes: list[fx.Node], reason: str) -> Any:
         for node in nodes:
@@ -264,6 +234,11 @@ class _Follower:
             if tag is not None:
                 self._refuse(tag if isinstance(tag, Stream) else tag.stream, reason)
         return None  # so nothing is carried on
+
+    def _doubt(self, tags: list[Stream | Halves], reason: str) -> None:
+        for tag in tags:
+            for root in (tag if isinstance(tag, Stream) else tag.stream).roots:
+                self.doubts.setdefault(root, reason)
 
     def _refuse(self, stream: Stream, reason: str) -> None:
         for root in stream.roots:

@@ -66,7 +66,7 @@ def _watched(module: nn.Module, path: str, asked: set[str]) -> nn.Module:
         return property(read)
 
     body: dict[str, Any] = {key: recording(width) for key, width in widths.items()}
-    body |= {"__module__": kind.__module__, "watched": kind}
+    body["__module__"] = kind.__module__
     new: nn.Module = nn.Module.__new__(type(kind.__name__, (kind,), body))
     vars(new).update({key: value for key, value in vars(module).items() if key not in widths})
     return new

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from types import MethodType
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -16,12 +14,13 @@ from torch.nn.parameter import is_lazy
 
 from fissile._common.errors import FissileError
 from fissile.layers import SparseLayer, is_transposed, width_of
+from fissile.layers.mlp import is_elementwise
 
 __all__ = [
     "Candidate", "Kind",
-    "contents", "forward_of", "has_hooks", "held_aside", "is_known_code", "is_layer", "is_norm",
-    "is_torch_s", "is_transformer_layer", "kind_of", "marks_of", "norm_trouble",
-    "passes_channels", "passes_silently", "refuse_packed", "shape_of", "sizes_of", "tied",
+    "contents", "forward_of", "has_hooks", "is_known_code", "is_layer", "is_torch_s",
+    "is_transformer_layer", "kind_of", "marks_of",
+    "passage", "refuse_packed", "shape_of", "sizes_of", "tied",
     "trouble_of", "widens", "wrapped_in",
 ]  # fmt: skip
 
@@ -73,12 +72,6 @@ def is_known_code(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn.", "transformers.models."))
 
 
-def _type_of(module: nn.Module) -> type[nn.Module]:
-    """Return a module's class; of a watched copy, the class that it copies."""
-    kind: type[nn.Module] = getattr(type(module), "watched", type(module))
-    return kind
-
-
 def refuse_packed(model: nn.Module) -> None:
     """Refuse a model for inference, whose layers are not what can be split or rewritten."""
     if any(isinstance(module, SparseLayer) and module.packed for module in model.modules()):
@@ -86,8 +79,7 @@ def refuse_packed(model: nn.Module) -> None:
 
 
 def _is_quantized(module: nn.Module) -> bool:
-    home = type(module).__module__
-    return home.startswith("torch.ao.nn") and hasattr(module, "weight")
+    return type(module).__module__.startswith("torch.ao.nn") and hasattr(module, "weight")
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -139,15 +131,28 @@ def shape_of(layer: nn.Module) -> str:
     return f"{inputs} → {neurons}"
 
 
-def passes_silently(module: nn.Module) -> bool:
-    """Return whether a module lets every neuron through as it is, but for dropout."""
-    nothing = type(module) is nn.Sequential and not len(module)
-    return isinstance(module, _DropoutNd) or type(module) is nn.Identity or nothing
+def passage(module: nn.Module, name: str, width: int, conv: bool) -> bool | str:
+    """Return whether a module bends neurons or lets them through; or why they do not pass.
 
-
-def passes_channels(module: nn.Module) -> bool:
-    """Return whether a module pools, pads or scales every channel of an image alone."""
-    return type(module) in _CHANNELWISE and not getattr(module, "return_indices", False)
+    >>> passage(nn.ReLU(), "act", 8, conv=False), passage(nn.Dropout(), "drop", 8, conv=False)
+    (True, False)
+    """
+    called = f"{name!r} ({type(module).__name__})"
+    if has_hooks(module):
+        return f"its output goes through {called}, which has hooks; remove them"
+    if _is_norm(module):
+        trouble = _norm_trouble(module, width, conv)
+        return f"{called} {trouble}" if trouble else isinstance(module, nn.PReLU)
+    silent = (nn.Identity, nn.Sequential) if not len(module._modules) else ()
+    if isinstance(module, _DropoutNd) or type(module) in silent:
+        return False
+    if conv and type(module) in _CHANNELWISE and not getattr(module, "return_indices", False):
+        return False
+    if isinstance(module, nn.Flatten | nn.Unflatten):
+        return f"its output is reshaped by {called}"
+    if is_elementwise(module) and (is_torch_s(module) or is_elementwise(module, training=True)):
+        return True
+    return f"its output goes through {called}, which is not elementwise"
 
 
 def widens(module: nn.Module) -> bool:
@@ -155,25 +160,25 @@ def widens(module: nn.Module) -> bool:
     return is_layer(module) or width_of(module) is not None
 
 
-def is_norm(module: nn.Module) -> bool:
+def _is_norm(module: nn.Module) -> bool:
     """Return whether a module is a norm, fit to widen or not, or has slopes."""
     norms = (nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase, nn.GroupNorm)
-    return isinstance(module, norms) or _type_of(module) is nn.PReLU
+    return isinstance(module, norms) or type(module) is nn.PReLU
 
 
-def norm_trouble(norm: nn.Module, width: int, conv: bool) -> str | None:
+def _norm_trouble(norm: nn.Module, width: int, conv: bool) -> str | None:
     """Return why a norm or PReLU cannot widen with ``width`` neurons; None if it can."""
     if isinstance(norm, nn.PReLU):
         return None if norm.num_parameters in (1, width) else "has slopes that fit no neuron"
-    mine: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm)
+    known: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm)
     if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         fits = tuple(norm.normalized_shape) == (width,) and not conv
     elif isinstance(norm, nn.GroupNorm):
-        mine, fits = (nn.GroupNorm,), conv and norm.num_channels == width
+        known, fits = (nn.GroupNorm,), conv and norm.num_channels == width
     else:
-        mine = (nn.BatchNorm2d, nn.InstanceNorm2d) if conv else (nn.BatchNorm1d,)
+        known = (nn.BatchNorm2d, nn.InstanceNorm2d) if conv else (nn.BatchNorm1d,)
         fits = bool(norm.num_features == width)
-    return None if fits and _type_of(norm) in mine else "normalises something else than its neurons"
+    return None if fits and type(norm) in known else "normalises something else than its neurons"
 
 
 def trouble_of(layer: nn.Module) -> str | None:
@@ -264,15 +269,10 @@ def wrapped_in(model: nn.Module) -> str | None:
         if names:
             return f"the model is wrapped in {min(names)}; expand before wrapping"
     for parameter in model.parameters():
-        if any(base.__name__ == "DTensor" for base in _bases(parameter)):
+        kinds = [parameter] if is_lazy(parameter) else [parameter, parameter.data]
+        if any(base.__name__ == "DTensor" for kind in kinds for base in type(kind).__mro__):
             return "its parameters are spread over devices (DTensor); expand before wrapping"
     return None
-
-
-def _bases(parameter: Tensor) -> Iterator[type]:
-    yield from type(parameter).__mro__
-    if not is_lazy(parameter):
-        yield from type(parameter.data).__mro__
 
 
 def tied(model: nn.Module) -> dict[int, str]:
@@ -287,46 +287,12 @@ def tied(model: nn.Module) -> dict[int, str]:
 
 
 def contents(value: Any) -> Iterator[Any]:
-    """Yield what a list, a dictionary, a partial or a bound method holds; else the value."""
+    """Yield what nested lists, tuples, sets and dictionaries hold; else the value."""
     waiting, seen = [value], set[int]()
     while waiting:
         value = waiting.pop()
-        if isinstance(value, Mapping):
-            inner = [*value.values()]
-        elif isinstance(value, list | tuple | set | frozenset | deque):
-            inner = [*value]
-        elif isinstance(value, partial):
-            inner = [value.func, value.args, value.keywords]
-        elif isinstance(value, MethodType):
-            inner = [value.__self__]
-        else:
+        if not isinstance(value, Mapping | list | tuple | set | frozenset | deque):
             yield value
-            continue
-        if id(value) not in seen:  # a list may hold itself
+        elif id(value) not in seen:  # a list may hold itself
             seen.add(id(value))
-            waiting += inner
-
-
-def held_aside(model: nn.Module) -> dict[int, str]:
-    """Return, by id, where the model keeps modules besides under their names, as in a list.
-
-    A new layer would take the name, and the code might go on calling the old one.
-    """
-    names = {id(module): name for name, module in model.named_modules()}
-    plain = vars(nn.Module())
-    aside: dict[int, str] = {}
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if key in plain:
-                continue
-            where = f"{name}.{key}" if name else key
-            why = (
-                f"it is also kept in {where!r}, where a new one would not come; use nn.ModuleList "
-                "or nn.ModuleDict, or its own name"
-            )
-            for one in contents(value):
-                # A module without a name of its own may hold others that have one.
-                nameless = isinstance(one, nn.Module) and id(one) not in names
-                held = one.modules() if nameless else [one]
-                aside |= {id(part): why for part in held if id(part) in names}
-    return aside
+            waiting += value.values() if isinstance(value, Mapping) else value

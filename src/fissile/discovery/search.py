@@ -5,8 +5,8 @@ A plain chain of layers is read off. Any other model is traced, in training and 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -16,19 +16,15 @@ from torch import nn
 
 from fissile._common.errors import FissileError
 from fissile._common.progress import aligned
-from fissile.discovery.follow import FROZEN
+from fissile.discovery.follow import FROZEN, TRY
 from fissile.discovery.meta_copy import meta_copy, random_numbers_apart
 from fissile.discovery.module_checks import (
     Candidate,
     Kind,
     has_hooks,
-    held_aside,
     is_layer,
-    is_norm,
     kind_of,
-    norm_trouble,
-    passes_channels,
-    passes_silently,
+    passage,
     refuse_packed,
     shape_of,
     sizes_of,
@@ -37,9 +33,9 @@ from fissile.discovery.module_checks import (
     widens,
     wrapped_in,
 )
-from fissile.discovery.trace import Survey, closed_leaves, survey
-from fissile.discovery.tryout import arguments_of, try_out
-from fissile.layers.mlp import MLP, PLAIN_PARTS, Link, chain, is_elementwise
+from fissile.discovery.trace import Survey, survey
+from fissile.discovery.tryout import try_out
+from fissile.layers.mlp import MLP, PLAIN_PARTS, Link, chain
 
 __all__ = ["Discovery", "Place", "Refusal", "discover"]
 
@@ -155,21 +151,12 @@ def discover(model: nn.Module, example_inputs: Any = None) -> Discovery:
     wrapped = wrapped_in(model)
     if wrapped is not None:
         return Discovery((), tuple(_refusal(n, m, wrapped) for n, m in layers.items()))
-    aside = held_aside(model)
-    trouble = {
-        name: why
-        for name, layer in layers.items()
-        if (why := trouble_of(layer) or aside.get(id(layer))) is not None
-    }
-    given = _given(model, example_inputs)
+    trouble = {n: why for n, m in layers.items() if (why := trouble_of(m)) is not None}
     links = _plain_chain(model) if not trouble else None
-    if links is not None and example_inputs is None:
-        seen = _read_off(links)
-        _weed(model, seen, trouble, aside, None)
-    else:
-        with random_numbers_apart():  # what follows runs foreign code
-            seen = _survey_both(model, trouble, given) if links is None else _read_off(links)
-            _weed(model, seen, trouble, aside, example_inputs)
+    foreign = links is None or example_inputs is not None  # code that is not torch's will run
+    with random_numbers_apart() if foreign else nullcontext():
+        seen = _survey_both(model, trouble) if links is None else _read_off(model, links)
+        _weed(seen, example_inputs)
     places = [_place(model, candidate) for candidate in seen.places]
     taken = {name for place in places for name in place.firsts}
     refusals = [
@@ -202,9 +189,9 @@ def _is_plain(module: nn.Module) -> bool:
     return all(isinstance(number, _NUMBERS) for number in numbers)
 
 
-def _read_off(links: list[Link]) -> Survey:
+def _read_off(model: nn.Module, links: list[Link]) -> Survey:
     """Survey a plain chain, whose code needs no trace."""
-    seen = Survey()
+    seen = Survey(model, {})
     linears = [i for i, link in enumerate(links) if is_layer(link.module)]
     seen.order = [links[i].name for i in linears]
     seen.calls.update(link.name for link in links)
@@ -221,28 +208,25 @@ def _read_off(links: list[Link]) -> Survey:
     return seen
 
 
-def _guesses(
-    model: nn.Module, paths: list[str], trouble: dict[str, str], reasons: dict[str, str]
-) -> list[Candidate]:
+def _guesses(seen: Survey) -> Iterator[Candidate]:
     """Guess places among the children of modules whose forward could not be traced.
 
     Two layers with norms, dropout and an activation listed between them look like a place; whether
     they are one, only a try-out can tell.
     """
-    guesses: list[Candidate] = []
-    for path in paths:
+    known = {name for place in seen.places for name in place.firsts}
+    for path in seen.untraced:
         start = f"{path}." if path else ""
-        links = [Link(start + n, m) for n, m in model.get_submodule(path).named_children()]
+        links = [Link(start + n, m) for n, m in seen.model.get_submodule(path).named_children()]
         layers = [i for i, link in enumerate(links) if is_layer(link.module)]
         for here, after in pairwise(layers):
             first, second = links[here], links[after]
-            if first.name in trouble or second.name in trouble:
+            if first.name in known or not seen.trouble.keys().isdisjoint((first.name, second.name)):
                 continue
             place = _in_a_row(first, links[here + 1 : after], second)
             if isinstance(place, Candidate):
-                doubt = reasons.get(first.name, "its forward could not be traced")
-                guesses.append(replace(place, doubt=doubt))
-    return guesses
+                doubt = seen.reasons.get(first.name, "its forward could not be traced")
+                yield replace(place, doubt=doubt)
 
 
 def _in_a_row(first: Link, between: list[Link], second: Link) -> Candidate | str:
@@ -263,23 +247,12 @@ def _in_a_row(first: Link, between: list[Link], second: Link) -> Candidate | str
 def _activated(first: Link, between: list[Link]) -> bool | str:
     """Return whether a layer's neurons pass an activation, or why they do not get through."""
     width, conv = sizes_of(first.module)[1], isinstance(first.module, nn.Conv2d)
-    active = False
-    for link in between:
-        module, called = link.module, f"{link.name!r} ({type(link.module).__name__})"
-        if has_hooks(module):
-            return f"its output goes through {called}, which has hooks; remove them"
-        if is_norm(module):
-            if trouble := norm_trouble(module, width, conv):
-                return f"{called} {trouble}"
-            active = active or isinstance(module, nn.PReLU)
-        elif not passes_silently(module) and not (conv and passes_channels(module)):
-            if not is_elementwise(module):
-                return f"its output goes through {called}, which is not elementwise"
-            active = True
-    return active
+    passages = [passage(link.module, link.name, width, conv) for link in between]
+    troubles = [why for why in passages if isinstance(why, str)]
+    return troubles[0] if troubles else any(passages)
 
 
-def _survey_both(model: nn.Module, trouble: dict[str, str], given: dict[str, Any]) -> Survey:
+def _survey_both(model: nn.Module, trouble: dict[str, str]) -> Survey:
     """Look at the model in both modes, and keep what holds in both."""
     try:
         hollow, asked = meta_copy(model)
@@ -288,59 +261,44 @@ def _survey_both(model: nn.Module, trouble: dict[str, str], given: dict[str, Any
             f"the model cannot be copied ({type(error).__name__}: {error}); take out of it what "
             "copy.deepcopy does not copy"
         ) from error
-    closed = closed_leaves(model)
-    training = survey(hollow.train(), asked, closed, trouble, given)
-    seen = survey(hollow.eval(), asked, closed, trouble, given)
+    training = survey(model, hollow.train(), trouble)
+    seen = survey(model, hollow.eval(), trouble)
     seen.reads |= training.reads
     seen.calls |= training.calls
     seen.untraced = list(dict.fromkeys([*seen.untraced, *training.untraced]))
-    here, there = ({_key(place): place for place in both.places} for both in (seen, training))
+    here, there = (
+        {(place.kind, place.firsts, place.second): place for place in mode.places}
+        for mode in (seen, training)
+    )
     for key in here.keys() ^ there.keys():
         for name in key[1]:
             frozen = training.reasons.get(name) == FROZEN
             seen.reasons[name] = FROZEN if frozen else _DIFFERENT
-    seen.places = [_both(place, there[key]) for key, place in here.items() if key in there]
+    seen.places = [_both(place, there[key], asked) for key, place in here.items() if key in there]
     return seen
 
 
-def _both(place: Candidate, other: Candidate) -> Candidate:
+def _both(place: Candidate, other: Candidate, asked: set[str]) -> Candidate:
     """Join what was seen of a place in both modes."""
     between = tuple(dict.fromkeys((*place.between, *other.between)))
-    return replace(place, between=between, doubt=place.doubt or other.doubt)
+    doubts = [place.doubt, other.doubt]
+    for name in (*place.firsts, *between, place.second):
+        if name in asked:
+            doubts.append(f"the code asks for the width of {name!r}; {TRY}")
+    return replace(place, between=between, doubt=next(filter(None, doubts), None))
 
 
-def _given(model: nn.Module, example_inputs: Any) -> dict[str, Any]:
-    """Return the arguments of the model's forward by name."""
-    if example_inputs is None:
-        return {}
-    positional, named = arguments_of(example_inputs)
-    try:
-        return inspect.signature(model.forward).bind(*positional, **named).arguments
-    except TypeError as error:
-        raise FissileError(f"the model does not take these example_inputs: {error}") from None
-
-
-def _weed(
-    model: nn.Module,
-    seen: Survey,
-    trouble: dict[str, str],
-    aside: dict[int, str],
-    example_inputs: Any,
-) -> None:
+def _weed(seen: Survey, example_inputs: Any) -> None:
     """Refuse places with parts that are used elsewhere, and those that fail when tried out."""
     if example_inputs is not None:
-        known = {name for place in seen.places for name in place.firsts}
-        more = _guesses(model, seen.untraced, trouble, seen.reasons)
-        seen.places += [place for place in more if place.firsts[0] not in known]
-    ties = tied(model)
-    failed = {
-        place: why for place in seen.places if (why := _shared(model, place, seen, ties, aside))
-    }
+        seen.places += _guesses(seen)
+    ties = tied(seen.model)
+    failed = {place: why for place in seen.places if (why := _shared(place, seen, ties))}
     left = [place for place in seen.places if place not in failed]
     if example_inputs is None:
         failed |= {place: place.doubt for place in left if place.doubt is not None}
     else:
-        failed |= try_out(model, left, example_inputs)
+        failed |= try_out(seen.model, left, example_inputs)
     for place, why in failed.items():
         seen.reasons |= dict.fromkeys(place.firsts, why)
     position = {name: i for i, name in reversed(list(enumerate(seen.order)))}
@@ -348,32 +306,21 @@ def _weed(
     seen.places = sorted(left, key=lambda place: position.get(place.firsts[0], len(position)))
 
 
-def _key(place: Candidate) -> tuple[Any, ...]:
-    return place.kind, place.firsts, place.second
-
-
-def _shared(
-    model: nn.Module, place: Candidate, seen: Survey, ties: dict[int, str], aside: dict[int, str]
-) -> str | None:
+def _shared(place: Candidate, seen: Survey, ties: dict[int, str]) -> str | None:
     """Return which part of a place has another use beside it."""
     for name in (*place.firsts, *place.between, place.second):
-        module = model.get_submodule(name)
-        mine = name in place.firsts
-        it = "it" if mine and len(place.firsts) == 1 else repr(name)
+        module = seen.model.get_submodule(name)
+        it = "it" if (name,) == place.firsts else repr(name)
         for key, parameter in module.named_parameters(recurse=False):
             if id(parameter) in ties:
                 return f"{ties[id(parameter)]} are one tied parameter; expansion would untie it"
             if f"{name}.{key}" in seen.reads:
                 return f"{name}.{key} is read directly by the forward code"
-        if has_hooks(module):  # also of parameters, which a copy without values does not have
-            return f"{name!r} has hooks, which a new one would lose; remove them"
         if id(module) in ties:
             return f"{ties[id(module)]} are one module; give each its own"
         learns = any(True for _ in module.parameters())
         if (learns or widens(module)) and seen.calls[name] > 1:
             return f"{it} is called {seen.calls[name]} times"
-        if id(module) in aside and widens(module):
-            return f"{name!r}: {aside[id(module)]}"
     return None
 
 

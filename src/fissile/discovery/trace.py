@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
 
-from fissile.discovery.follow import Scope, follow
+from fissile.discovery.follow import TRY, Scope, follow
 from fissile.discovery.meta_copy import reseed
 from fissile.discovery.module_checks import (
     Candidate,
@@ -30,72 +29,44 @@ from fissile.discovery.module_checks import (
     is_layer,
     is_torch_s,
     is_transformer_layer,
-    passes_silently,
-    sizes_of,
 )
 
-__all__ = ["Survey", "closed_leaves", "survey"]
+__all__ = ["Survey", "survey"]
 
-_TRY = "pass example_inputs to have it tried out"
+
+def survey(model: nn.Module, hollow: nn.Module, trouble: dict[str, str]) -> Survey:
+    """Trace a copy of a model as far as its code allows.
+
+    Args:
+        model: the model.
+        hollow: its copy without values, in the mode to look at.
+        trouble: layers, by name, that cannot take part, and why.
+    """
+    seen = Survey(model, trouble)
+    seen.visit(hollow, "", "it is all there is", None)
+    return seen
 
 
 @dataclass
 class Survey:
     """What was seen of a model in one mode: places, reasons and the order of its layers."""
 
+    model: nn.Module
+    trouble: dict[str, str]
     places: list[Candidate] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
     reads: set[str] = field(default_factory=set)  # parameters that forward code reads itself
     untraced: list[str] = field(default_factory=list)  # modules whose own code was not traced
-
-
-def survey(
-    model: nn.Module,
-    asked: set[str],
-    closed: set[str],
-    trouble: dict[str, str],
-    given: dict[str, Any],
-) -> Survey:
-    """Trace a copy of a model as far as its code allows.
-
-    Args:
-        model: the copy without values, in the mode to look at.
-        asked: the set that notes whose widths are asked for.
-        closed: names of the modules that stay whole in a graph.
-        trouble: layers, by name, that cannot take part, and why.
-        given: arguments that the model's forward will get.
-    """
-    surveyor = _Surveyor(asked, closed, trouble, given)
-    surveyor.visit(model, "", "it is all there is", None)
-    return surveyor.result()
-
-
-class _Surveyor:
-    def __init__(
-        self, asked: set[str], closed: set[str], trouble: dict[str, str], given: dict[str, Any]
-    ) -> None:
-        self.asked, self.closed, self.trouble, self.given = asked, closed, trouble, given
-        self.seen = Survey()
-        self.measured: set[str] = set()  # layers whose widths the code asks for
-        self.visited: set[int] = set()
-        self.broken: Counter[type[nn.Module]] = Counter()  # classes whose own code cannot be traced
-
-    def result(self) -> Survey:
-        """Return what was seen; places with a layer whose width is asked for are doubtful."""
-        for i, place in enumerate(self.seen.places):
-            parts = (*place.firsts, *place.between, place.second)
-            for name in [name for name in parts if name in self.measured][:1]:
-                why = f"the code asks for the width of {name!r}; {_TRY}"
-                self.seen.places[i] = _doubted(place, why)
-        return self.seen
+    visited: set[int] = field(default_factory=set)
+    broken: Counter[type[nn.Module]] = field(default_factory=Counter)  # untraced, by class
 
     def visit(self, module: nn.Module, path: str, why: str, doubt: str | None) -> None:
         """See what can be seen of a module.
 
         Args:
-            module: the module.
+            module: the module, in the copy without values.
             path: its name in the model.
             why: what hides its layers from their surroundings.
             doubt: why code around it may use parts of it alone; None if no code does.
@@ -104,13 +75,18 @@ class _Surveyor:
             return
         self.visited.add(id(module))
         if is_layer(module):
-            self.seen.order.append(path)
-            self.seen.reasons.setdefault(path, self.trouble.get(path, why))
+            self.order.append(path)
+            self.reasons.setdefault(path, self.trouble.get(path, why))
         elif isinstance(module, nn.MultiheadAttention):
             self._children(module, path, f"it is inside attention ({path!r})", doubt)
         elif is_transformer_layer(module):
-            self._transformer_layer(module, path, doubt)
-        elif path in self.closed or isinstance(module, torch.jit.ScriptModule):
+            added = "its output is added to something that does not widen"
+            self.reasons.setdefault(_join(path, "linear2"), added)
+            for name, child in module.named_children():
+                if name not in ("linear1", "linear2"):  # attention comes first, as data flows
+                    self.visit(child, _join(path, name), f"it is inside {path!r}", doubt)
+            self._trace(module, path, doubt, "_ff_block")
+        elif _is_closed(module) or isinstance(module, torch.jit.ScriptModule):
             return
         elif forward_of(module) is nn.Module.forward and "forward" not in vars(module):
             self._children(module, path, why, doubt)  # a list of modules
@@ -121,49 +97,42 @@ class _Surveyor:
         for name, child in module.named_children():
             self.visit(child, _join(path, name), why, doubt)
 
-    def _trace(self, module: nn.Module, path: str, doubt: str | None) -> None:
-        scope = self._scope(module, path)
-        if isinstance(scope, str):
-            self.broken[type(module)] += 1
-            self.seen.untraced.append(path)
-            if doubt is None and not is_known_code(module):
-                name = type(module).__name__
-                doubt = f"the forward of {name}, which may use parts of it alone, could not be "
-                doubt += f"traced; {_TRY}"
-            self._children(module, path, _hidden(module, path, scope), doubt)
-            return
-        wiring = follow(scope, path, self.trouble)
-        self.measured |= scope.asked
-        self.seen.places += [_doubted(place, doubt) for place in wiring.places]
-        for name, reason in wiring.reasons.items():
-            self.seen.reasons.setdefault(name, reason)
-        self._note(scope, path, doubt)
-        self._uncalled(scope, module, path, "", doubt)
-
-    def _scope(self, module: nn.Module, path: str) -> Scope | str:
+    def _trace(
+        self, module: nn.Module, path: str, doubt: str | None, method: str = "forward"
+    ) -> None:
         # What failed a few times fails always: a model may have hundreds of layers.
         broken = {kind for kind, times in self.broken.items() if times > 2}
         if type(module) in broken:
-            return "as with others of its kind"
-        closed = _below(self.closed, path)
-        if self.given and not path:
-            scope = trace_scope(module, closed, broken, self.given, self.asked)
-            if isinstance(scope, Scope):
-                return scope
-        return trace_scope(module, closed, broken, {}, self.asked)
+            scope: Scope | str = "as with others of its kind"
+        else:
+            scope = _trace_scope(module, broken, method)
+        if isinstance(scope, str):
+            self.broken[type(module)] += 1
+            self.untraced.append(path)
+            if doubt is None and not is_known_code(module):
+                name = type(module).__name__
+                doubt = f"the forward of {name}, which may use parts of it alone, could not be "
+                doubt += f"traced; {TRY}"
+            self._children(module, path, _hidden(module, path, scope), doubt)
+            return
+        places, reasons = follow(scope, self.model.get_submodule(path), path, self.trouble)
+        self.places += [replace(place, doubt=place.doubt or doubt) for place in places]
+        self.reasons = reasons | self.reasons
+        self._note(scope, module, path, doubt)
+        self._uncalled(scope, module, path, "", doubt)
 
-    def _note(self, scope: Scope, path: str, doubt: str | None) -> None:
+    def _note(self, scope: Scope, root: nn.Module, path: str, doubt: str | None) -> None:
         """Note the calls in order, opaque modules opened where they stand."""
         for node in scope.graph.nodes:
             name = _join(path, str(node.target))
             if node.op == "get_attr" and _is_read(node):
-                self.seen.reads.add(name)
+                self.reads.add(name)
             if node.op != "call_module":
                 continue
-            self.seen.calls[name] += 1
-            module = scope.root.get_submodule(str(node.target))
+            self.calls[name] += 1
+            module = root.get_submodule(str(node.target))
             if is_layer(module):
-                self.seen.order.append(name)
+                self.order.append(name)
             else:
                 self.visit(module, name, f"it is inside {name!r}, which stays closed", doubt)
 
@@ -176,44 +145,8 @@ class _Surveyor:
             if inner not in scope.reached:
                 why = "nothing that could be traced calls it"
                 self.visit(child, _join(path, inner), why, doubt)
-            elif inner not in scope.opaque and _join(path, inner) not in self.closed:
+            elif inner not in scope.opaque and not _is_closed(child):
                 self._uncalled(scope, child, path, inner, doubt)
-
-    def _transformer_layer(self, module: nn.Module, path: str, doubt: str | None) -> None:
-        """Read the layers of torch's own, which compute linear2(dropout(act(linear1(x))))."""
-        first, second = names = [_join(path, name) for name in ("linear1", "linear2")]
-        for name, child in module.named_children():
-            if name not in ("linear1", "linear2"):
-                self.visit(child, _join(path, name), f"it is inside {path!r}", doubt)
-        self.seen.order += names
-        self.seen.calls.update(names)
-        self.seen.reasons[second] = "its output is added to something that does not widen"
-        passed = ["dropout"]
-        if isinstance(module.activation, nn.Module):
-            passed = ["activation", *passed]
-        trouble = [self.trouble[name] for name in names if name in self.trouble]
-        trouble = trouble or _trouble_between(module, path, passed)
-        if trouble:
-            self.seen.reasons[first] = trouble[0]
-        else:
-            between = tuple(_join(path, name) for name in passed)
-            self.seen.places.append(Candidate("mlp", (first,), between, second, doubt))
-
-
-def _trouble_between(module: nn.Module, path: str, passed: list[str]) -> list[str]:
-    """Return what in one of torch's own transformer layers is not as torch made it."""
-    layers = [module.get_submodule(name) for name in ("linear1", "linear2")]
-    plain = all(isinstance(layer, nn.Linear) for layer in layers)
-    hooked = [name for name in passed if has_hooks(module.get_submodule(name))]
-    if not plain or sizes_of(layers[0])[1] != sizes_of(layers[1])[0]:
-        return [f"linear1 and linear2 of {path!r} do not fit together"]
-    if hooked:
-        return [f"{_join(path, hooked[0])!r} has hooks; remove them"]
-    if not passes_silently(module.get_submodule("dropout")):
-        return [f"{_join(path, 'dropout')!r} is no dropout, and may mix neurons"]
-    if not _bends(module.activation):
-        return ["its output goes through an activation that may mix neurons"]
-    return []
 
 
 def _hidden(module: nn.Module, path: str, error: str) -> str:
@@ -221,30 +154,7 @@ def _hidden(module: nn.Module, path: str, error: str) -> str:
     name = type(module).__name__
     if "Attention" in name:
         return f"it is inside attention ({path!r})"
-    return f"the forward of {name} could not be traced ({error}); {_TRY}"
-
-
-def _doubted(place: Candidate, why: str | None) -> Candidate:
-    return place if place.doubt is not None else replace(place, doubt=why)
-
-
-class _Probe(nn.Module):
-    """Two layers with something between them, to find out whether neurons get through."""
-
-    def __init__(self, between: Any) -> None:
-        super().__init__()
-        self.first, self.between = nn.Linear(2, 2, device="meta"), between
-        self.second = nn.Linear(2, 2, device="meta")
-
-    def forward(self, x: Any) -> Any:
-        return self.second(self.between(self.first(x)))
-
-
-def _bends(activation: Any) -> bool:
-    """Return whether a function or module acts on every number alone."""
-    probe = _Probe(activation)
-    scope = trace_scope(probe, closed_leaves(probe), set(), {}, set())
-    return isinstance(scope, Scope) and bool(follow(scope, "", {}).places)
+    return f"the forward of {name} could not be traced ({error}); {TRY}"
 
 
 def _is_read(node: fx.Node) -> bool:
@@ -257,18 +167,8 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
 
 
-def _below(names: set[str], path: str) -> set[str]:
-    """Keep what is below a path, named from there."""
-    start = f"{path}." if path else ""
-    return {name.removeprefix(start) for name in names if name.startswith(start)}
-
-
-def closed_leaves(model: nn.Module) -> set[str]:
-    """Return the names of modules that stay whole in a graph: layers, norms, activations."""
-    return {name for name, module in model.named_modules() if _is_closed(module)}
-
-
 def _is_closed(module: nn.Module) -> bool:
+    """Return whether a module stays whole in a graph: layers, norms, activations."""
     if is_layer(module) or isinstance(module, nn.MultiheadAttention):
         return True
     if is_transformer_layer(module):
@@ -278,31 +178,24 @@ def _is_closed(module: nn.Module) -> bool:
     return is_torch_s(module) or has_hooks(module)
 
 
-def trace_scope(
-    root: nn.Module,
-    closed: set[str],
-    broken: set[type[nn.Module]],
-    given: dict[str, Any],
-    asked: set[str],
-) -> Scope | str:
-    """Trace a module's forward; return its graph, or why its own code cannot be traced.
+def _trace_scope(root: nn.Module, broken: set[type[nn.Module]], method: str) -> Scope | str:
+    """Trace a method of a module; return its graph, or why its own code cannot be traced.
 
     Args:
         root: the module, without values.
-        closed: names below ``root`` of modules to leave whole.
         broken: classes whose code is known not to be traceable.
-        given: arguments of ``forward`` that will be there although they have defaults.
-        asked: the set that notes whose widths are asked for.
+        method: ``"forward"``, or the name of the only part of it that can be traced.
     """
     inner = {name: module for name, module in root.named_modules() if name}
-    shut = {n for n, m in inner.items() if _stays_shut(m) or type(m) in broken} - closed
-    opaque = dict.fromkeys(shut, "")
-    failures: Counter[type[nn.Module]] = Counter()
+    opaque = {
+        name
+        for name, module in inner.items()
+        if (type(module) in broken or _stays_shut(module)) and not _is_closed(module)
+    }
     while True:
-        tracer = _Tracer(closed | opaque.keys(), given)
+        tracer = _Tracer(opaque, method)
         try:
             reseed()
-            asked.clear()
             with _unchanged(root), torch.enable_grad():
                 graph = tracer.trace(root)
                 kept = list(_kept(root, tracer))
@@ -310,15 +203,10 @@ def trace_scope(
             culprit = tracer.culprit(error)
             if not culprit or culprit in opaque:
                 return _short(error)
-            # What fails twice is the code of a class: all of its kind at once, not one by one.
-            kind = type(inner[culprit])
-            failures[kind] += 1
-            opaque[culprit] = _short(error)
-            if failures[kind] > 1:
-                alike = [name for name, module in inner.items() if type(module) is kind]
-                opaque |= dict.fromkeys(alike, _short(error))
+            # The code of a class fails for all of its kind.
+            opaque |= {name for name, m in inner.items() if type(m) is type(inner[culprit])}
         else:
-            return Scope(root, graph, opaque, _above(tracer.called), kept, {*asked})
+            return Scope(graph, opaque, _above(tracer.called), kept)
 
 
 @contextlib.contextmanager
@@ -338,10 +226,6 @@ def _above(names: set[str]) -> set[str]:
     return {".".join(part[:end]) for part in parts for end in range(1, len(part) + 1)}
 
 
-def _has_tensors(value: Any) -> bool:
-    return any(isinstance(one, Tensor) for one in tree_leaves(value))
-
-
 def _stays_shut(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule) or has_hooks(module)
 
@@ -357,17 +241,17 @@ def _kept(root: nn.Module, tracer: fx.Tracer) -> Iterator[fx.Node]:
     """Yield what forward left behind in attributes, where anyone may read it."""
     for module in root.modules():
         for value in vars(module).values():
-            for one in contents(value):
-                if isinstance(one, fx.Proxy) and one.tracer is tracer:
-                    yield one.node
+            for item in contents(value):
+                if isinstance(item, fx.Proxy) and item.tracer is tracer:
+                    yield item.node
 
 
 class _Tracer(fx.Tracer):
     """Record a module's forward; what has a default keeps it, and only the rest is unknown."""
 
-    def __init__(self, leaves: set[str], given: dict[str, Any]) -> None:
+    def __init__(self, opaque: set[str], method: str) -> None:
         super().__init__(autowrap_modules=())  # type: ignore[arg-type]
-        self.leaves, self.given = leaves, given
+        self.opaque, self.traced_func_name = opaque, method
         self.called = set[str]()
         self._failed: tuple[str, Exception] | None = None
         self._names: dict[int, str] = {}
@@ -378,7 +262,7 @@ class _Tracer(fx.Tracer):
         return self._failed[0] if self._failed and self._failed[1] is error else None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self.leaves
+        return module_qualified_name in self.opaque or _is_closed(m)
 
     def call_module(
         self,
@@ -392,8 +276,8 @@ class _Tracer(fx.Tracer):
         except NameError:
             # Made on the fly, such as nn.ReLU()(x): with nothing to learn it is but a function.
             if any(True for _ in m.parameters()):
-                text = f"a {type(m).__name__} is called in another way than by its name"
-                raise NameError(text) from None
+                kind, advice = type(m).__name__, "use nn.ModuleList or nn.ModuleDict"
+                raise NameError(f"a {kind} is called past its name; {advice}") from None
             return forward(*args, **kwargs)
         self.called.add(path)
         try:
@@ -432,28 +316,25 @@ class _Tracer(fx.Tracer):
         self._names = {id(p): name for name, p in self.root.named_parameters()}
         floats = (p.dtype for p in self.root.parameters() if p.is_floating_point())
         self._dtype = next(floats, torch.float32)
-        forward = self.root.forward
+        forward = getattr(self.root, self.traced_func_name)
         plain: list[Any] = []
         named: dict[str, Any] = {}
-        for one in inspect.signature(forward).parameters.values():
-            if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+        for argument in inspect.signature(forward).parameters.values():
+            variadic = argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+            if variadic or argument.default is not argument.empty:
                 continue
-            if one.default is not one.empty and one.name not in self.given:
-                continue
-            value = self.given.get(one.name)
-            if value is None or _has_tensors(value):
-                value = self.create_proxy("placeholder", one.name, (), {})
-            if one.kind is one.POSITIONAL_ONLY:
+            value = self.create_proxy("placeholder", argument.name, (), {})
+            if argument.kind is argument.POSITIONAL_ONLY:
                 plain.append(value)
             else:
-                named[one.name] = value
+                named[argument.name] = value
         return lambda: forward(*plain, **named), []
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Answer questions about dtypes as though every tensor had the parameters' dtype."""
         node = obj.node
         if node.op == "call_function" and node.target in (operator.eq, operator.ne):
-            sides = [self._known(one) for one in node.args]
+            sides = [self._known(side) for side in node.args]
             if None not in sides:
                 return bool(node.target(*sides))
         return super().to_bool(obj)

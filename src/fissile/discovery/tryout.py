@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fissile._common.errors import FissileError
 from fissile.discovery.meta_copy import as_it_is, copied_with, in_double, reseed
 from fissile.discovery.module_checks import Candidate
 from fissile.layers import children_of, copied, is_transposed, widened
 
-__all__ = ["arguments_of", "try_out"]
+__all__ = ["try_out"]
 
 _MAKES, _READS = ("out_features", "out_channels", "nf"), ("in_features", "in_channels", "nx")
 #: The largest model that is copied in 64 bits, a gigabyte.
 _LARGEST = 2**27
 _CHANGED = "widening it without splitting changes what the model computes"
-
-
-def arguments_of(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what a forward pass is called with.
-
-    >>> arguments_of({"x": 1})
-    ((), {'x': 1})
-    """
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, list | tuple):
-        return tuple(example_inputs), {}
-    return (example_inputs,), {}
 
 
 def try_out(model: nn.Module, places: list[Candidate], example_inputs: Any) -> dict[Candidate, str]:
@@ -89,20 +77,16 @@ class _Trial:
             raise FissileError(
                 f"the model does not run with these example_inputs: {type(error).__name__}: {error}"
             ) from error
-        if sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST:
-            self._go_double()
-
-    def _go_double(self) -> None:
-        """Use numbers of 64 bits, which tell a small change from rounding, if the model can."""
+        if sum(parameter.numel() for parameter in model.parameters()) > _LARGEST:
+            return
+        # Numbers of 64 bits tell a small change from rounding.
         self.copy_tensor = in_double
-        try:
+        with suppress(Exception):  # code that insists on its own dtype
             plain = self._run(self._copy())
-        except Exception:  # code that insists on its own dtype
-            plain = None
-        if plain is not None and plain.calls == self.plain.calls:
-            self.plain = plain
-        else:
-            self.copy_tensor = as_it_is
+            if plain.calls == self.plain.calls:
+                self.plain = plain
+                return
+        self.copy_tensor = as_it_is
 
     def miscounted(self, place: Candidate) -> str | None:
         """Return whether a layer and its reader run unequally often in one pass; None if alike."""
@@ -144,16 +128,22 @@ class _Trial:
         def note(name: str, output: Any) -> None:
             seen.calls[name] += 1
             if name in self.seconds or not name:
-                tensors = [tensor.clone() for tensor in _tensors(output)]
+                leaves = tree_leaves(vars(output) if is_dataclass(output) else output)
+                tensors = [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
                 seen.outputs.setdefault(name, []).extend(tensors)
 
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
                 module.register_forward_hook(lambda *args, name=name: note(name, args[-1]))
-        positional, named = tree_map(self._input, arguments_of(self.inputs))
+        args, named = self.inputs, {}
+        if isinstance(self.inputs, Mapping):
+            args, named = (), dict(self.inputs)
+        elif not isinstance(self.inputs, list | tuple):
+            args = (self.inputs,)
+        args, named = tree_map(self._input, (tuple(args), named))
         reseed()
         with torch.no_grad():
-            model(*positional, **named)
+            model(*args, **named)
         return seen
 
     def _input(self, x: Any) -> Any:
@@ -161,35 +151,16 @@ class _Trial:
         return copy.copy(x) if new is None else new
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """Yield the tensors in whatever a model returns."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors(value)
-    elif is_dataclass(output):
-        for one in fields(output):
-            yield from _tensors(getattr(output, one.name))
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
+def _close(x: Tensor, y: Tensor) -> bool:
     """Compare up to rounding."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if x.shape != y.shape or x.dtype != y.dtype:
         return False
-    if one.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    finite = torch.isfinite(other)
-    if not torch.equal(finite, torch.isfinite(one)):
-        return False
-    room = torch.finfo(one.dtype).eps ** 0.4  # 0.002 in float32, which TensorFloat-32 needs
-    one, other = one[finite].double(), other[finite].double()
-    return bool(((one - other).abs() <= room * other.abs().max()).all()) if one.numel() else True
+    if not (x.is_floating_point() or x.is_complex()):
+        return torch.equal(x, y)
+    finite = y[torch.isfinite(y)].abs()
+    room = torch.finfo(x.dtype).eps ** 0.4  # 0.002 in float32, which TensorFloat-32 needs
+    largest = float(finite.max()) if finite.numel() else 0.0
+    return torch.allclose(x, y, rtol=0, atol=room * largest, equal_nan=True)
 
 
 def _double(model: nn.Module, place: Candidate) -> None:

@@ -30,7 +30,6 @@ __all__ = [
     "NonZeros",
     "Saliency",
     "Squares",
-    "allocation_names",
     "check_budget",
     "keep_largest",
     "keep_together",
@@ -262,13 +261,16 @@ class Saliency(Allocation):
 
     def keep(self, pair: Candidates) -> Masks:
         """Rank both layers together by their weights and gradients."""
-        dtype, squares = _score_dtype(pair), _checked(pair.squares)
+        squares = _checked(pair.squares)
+        # 16 bits are too few for anything but the weights themselves.
+        dtype = torch.promote_types(pair.first.dtype, pair.second.dtype)
+        dtype = torch.promote_types(dtype, torch.float32)
         # The root is in the same order, and does not underflow where gradients are small.
-        scores = [
-            weight.abs().to(dtype) * square.to(dtype).sqrt()
+        first, second = (
+            torch.where(weight == 0, -1, weight.abs().to(dtype) * square.to(dtype).sqrt())
             for weight, square in zip(pair.layers, squares, strict=True)
-        ]
-        return _by_scores(pair, scores)
+        )
+        return keep_together(first, second, pair.count)
 
 
 def _checked(squares: Squares | None) -> Squares:
@@ -291,15 +293,6 @@ def _checked(squares: Squares | None) -> Squares:
     return squares
 
 
-def _by_scores(pair: Candidates, scores: list[Tensor]) -> Masks:
-    """Rank both layers together by scores that are not negative; weights of zero come last."""
-    first, second = (
-        torch.where(weight == 0, -1, score)
-        for weight, score in zip(pair.layers, scores, strict=True)
-    )
-    return keep_together(first, second, pair.count)
-
-
 def _by_shares(pair: Candidates, of_first: int | Tensor, of_second: int | Tensor) -> Masks:
     """Share the budget in proportion, to the nearest weight, and rank within each layer."""
     whole = of_first + of_second
@@ -318,12 +311,6 @@ def _largest(
 
 def _existing(weight: Float[Tensor, "*batch rows columns"]) -> Int[Tensor, "*batch"]:
     return torch.count_nonzero(weight, (-2, -1))
-
-
-def _score_dtype(pair: Candidates) -> torch.dtype:
-    """Return what to rank in: 16 bits are too few for anything but the weights themselves."""
-    both = torch.promote_types(pair.first.dtype, pair.second.dtype)
-    return torch.promote_types(both, torch.float32)
 
 
 _ALLOCATIONS: dict[str, Callable[[], Allocation]] = {
@@ -351,11 +338,6 @@ def register_allocation(name: str, factory: Callable[[], Allocation]) -> None:
     _ALLOCATIONS[name] = factory
 
 
-def allocation_names() -> list[str]:
-    """List what ``allocation=`` understands by name."""
-    return sorted(_ALLOCATIONS)
-
-
 def resolve_allocation(allocation: str | Allocation) -> Allocation:
     """Turn a name such as ``"layer"`` into a rule; a rule stays itself."""
     if isinstance(allocation, Allocation):
@@ -365,6 +347,6 @@ def resolve_allocation(allocation: str | Allocation) -> Allocation:
             f"an allocation is a name or a fissile.Allocation, not {type(allocation).__name__}"
         )
     if allocation not in _ALLOCATIONS:
-        names = ", ".join(allocation_names())
+        names = ", ".join(sorted(_ALLOCATIONS))
         raise FissileError(f"unknown allocation {allocation!r}; known are {names}")
     return _ALLOCATIONS[allocation]()

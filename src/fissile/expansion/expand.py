@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import accumulate, chain
 from operator import index
 from typing import Any
 
@@ -31,6 +32,7 @@ from fissile.expansion.replace import (
     Replacement,
     assemble,
     dropconnect_first,
+    masked_like,
     matrix_of,
     sparse_first,
     sparse_second,
@@ -38,17 +40,13 @@ from fissile.expansion.replace import (
 from fissile.expansion.split import Split, resolve_split
 from fissile.expansion.structure import note, widen_config
 from fissile.layers import (
-    MaskedConv2d,
-    MaskedLinear,
     Pair,
     Partitioned,
-    PartitionedConv2d,
-    PartitionedLinear,
     Rebuilt,
+    SparseConv2d,
     SparseLayer,
     children_of,
     copied,
-    is_transposed,
     widened,
 )
 
@@ -181,28 +179,23 @@ def _named(found: Discovery, where: Where) -> list[Place]:
         raise FissileError(
             f"where={where!r} is neither a name, nor a list of names, nor a function of a place"
         )
+    named = []
     for pattern in patterns:
-        if not any(_matches(place.firsts, pattern) for place in found.places):
-            refused = [one for one in found.refusals if _matches([one.name], pattern)]
+        matching = [place for place in found.places if _matches(place.firsts, pattern)]
+        if not matching:
+            refused = [layer for layer in found.refusals if _matches([layer.name], pattern)]
             raise FissileError(
                 f"where={pattern!r} matches no place that can be expanded{_reasons(refused)}; "
                 f"there are {_names(found.places)}"
             )
-    return [
-        place
-        for place in found.places
-        if any(_matches(place.firsts, pattern) for pattern in patterns)
-    ]
+        named += matching
+    return [place for place in found.places if place in named]
 
 
 def _matches(names: Iterable[str], pattern: str) -> bool:
-    """Tell whether a pattern names one of the layers or a module above one."""
-    for name in names:
-        parts = name.split(".")
-        above = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        if any(fnmatchcase(one, pattern) for one in above):
-            return True
-    return False
+    """Return whether a pattern names one of the layers or a module above one."""
+    paths = [accumulate(name.split("."), "{}.{}".format) for name in names]
+    return any(fnmatchcase(path, pattern) for path in chain.from_iterable(paths))
 
 
 def _names(places: Sequence[Place]) -> str:
@@ -212,10 +205,10 @@ def _names(places: Sequence[Place]) -> str:
 
 
 def _reasons(refusals: Sequence[Refusal]) -> str:
-    """Say why the first few layers were refused."""
+    """Return why the first few layers were refused."""
     if not refusals:
         return ""
-    shown = "; ".join(f"{one.name!r}: {one.reason}" for one in refusals[:_SHOWN])
+    shown = "; ".join(f"{layer.name!r}: {layer.reason}" for layer in refusals[:_SHOWN])
     more = len(refusals) - _SHOWN
     return f" ({shown}{f'; and {more} more' if more > 0 else ''})"
 
@@ -336,7 +329,7 @@ def _squares(firsts: list[nn.Module], second: nn.Module, terms: _Terms) -> Squar
     layers = [*firsts, second]
     for source in (partial(_moment, terms.optimizer), _squared_gradient):
         found = [(layer, source(layer.get_parameter("weight"))) for layer in layers]
-        squares = [_laid_out(layer, square) for layer, square in found if square is not None]
+        squares = [matrix_of(layer, square) for layer, square in found if square is not None]
         if len(squares) == len(layers):
             return torch.cat(squares[:-1], -2), squares[-1]
     return None
@@ -357,13 +350,6 @@ def _squared_gradient(weight: nn.Parameter) -> Tensor | None:
     return gradient.to(torch.promote_types(gradient.dtype, torch.float32)).square()
 
 
-def _laid_out(layer: nn.Module, tensor: Tensor) -> Tensor:
-    """Lay a tensor of the weight's shape out as ``matrix_of`` does the weight."""
-    if isinstance(layer, nn.Conv2d):
-        return tensor.flatten(1)
-    return tensor.mT if is_transposed(layer) else tensor
-
-
 def _splits_for(places: list[Place], split: str | Split | Sequence[str | Split]) -> list[Split]:
     if isinstance(split, str | Split):
         return [resolve_split(split)] * len(places)
@@ -371,7 +357,7 @@ def _splits_for(places: list[Place], split: str | Split | Sequence[str | Split])
         return [resolve_split(split)]  # which says what a split is
     if len(split) != len(places):
         raise FissileError(f"{len(split)} splits were given for {len(places)} widened layers")
-    return [resolve_split(one) for one in split]
+    return [resolve_split(each) for each in split]
 
 
 def _check_values(model: nn.Module, names: Iterable[str]) -> None:
@@ -413,13 +399,8 @@ def to_dense(model: nn.Module) -> nn.Module:
 def _as_masked(layer: SparseLayer) -> Rebuilt | None:
     if not isinstance(layer, Partitioned):
         return None
-    alpha, mask, bias = layer.alpha, layer.pattern(), copied(layer.bias)
-    if isinstance(layer, PartitionedConv2d):
-        new: nn.Module = MaskedConv2d(layer.dense_weight(), mask, bias, layer.geometry)
-    else:
-        assert isinstance(layer, PartitionedLinear)
-        new = MaskedLinear(layer.dense_weight(), mask, bias, transposed=layer.transposed)
-    rows = -4 if isinstance(layer, PartitionedConv2d) else -2
+    alpha, mask, rows = layer.alpha, layer.pattern(), -4 if isinstance(layer, SparseConv2d) else -2
+    new = masked_like(layer, layer.dense_weight(), mask, copied(layer.bias))
     return new, {"weight": lambda t: torch.where(mask, children_of(t, alpha, rows), 0)}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,9 @@ from fissile.layers import (
     PartitionedConv2d,
     PartitionedLinear,
     Rebuilt,
+    SparseConv2d,
     SparseLayer,
+    SparseLinear,
     children_of,
     copied,
     is_transposed,
@@ -37,20 +38,27 @@ from fissile.layers import (
 __all__ = [
     "Replacement",
     "assemble",
+    "dress",
     "dropconnect_first",
+    "is_turned",
+    "masked_like",
     "matrix_of",
+    "partitioned_like",
     "sparse_first",
     "sparse_second",
     "without_fast_path",
 ]
 
 
-def matrix_of(layer: nn.Module) -> Float[Tensor, "*batch outputs columns"]:
-    """Return a dense layer's weight as a matrix, one row for every neuron or filter."""
-    weight = layer.get_parameter("weight").detach()
+def matrix_of(
+    layer: nn.Module, tensor: Tensor | None = None
+) -> Float[Tensor, "*batch outputs columns"]:
+    """Return a dense layer's weight, or a tensor of its shape, with a row for every neuron."""
+    if tensor is None:
+        tensor = layer.get_parameter("weight").detach()
     if isinstance(layer, nn.Conv2d):
-        return weight.flatten(1)
-    return weight.mT if is_transposed(layer) else weight
+        return tensor.flatten(1)
+    return tensor.mT if is_transposed(layer) else tensor
 
 
 def sparse_first(_: Tensor, layer: nn.Module, pattern: Pattern) -> Rebuilt:
@@ -60,11 +68,11 @@ def sparse_first(_: Tensor, layer: nn.Module, pattern: Pattern) -> Rebuilt:
     rows, how = -weight.ndim if isinstance(layer, nn.Conv2d) else -2, _bias_to_children(alpha)
     if pattern.first is None:
         owner = pattern.owner.reshape(weight.shape)
-        new = _partitioned(layer, weight, owner, alpha, _bias(layer, alpha))
+        new = partitioned_like(layer, weight, owner, alpha, _bias(layer, alpha))
         return new, how | {"weight": lambda t: torch.where(owner < 0, 0, turn(t))}
     wide = children_of(weight, alpha, rows)
     mask = pattern.first.reshape(wide.shape)
-    new = _masked(layer, wide, mask, _bias(layer, alpha))
+    new = masked_like(layer, wide, mask, _bias(layer, alpha))
     return new, how | {"weight": lambda t: torch.where(mask, children_of(turn(t), alpha, rows), 0)}
 
 
@@ -75,7 +83,7 @@ def sparse_second(layer: nn.Module, pattern: Pattern, pair: Pair) -> Rebuilt:
     columns = -3 if isinstance(layer, nn.Conv2d) else -1
     wide = children_of(weight, alpha, columns)
     mask = pattern.second.reshape(wide.shape)
-    new = _masked(layer, wide, mask, _bias(layer))
+    new = masked_like(layer, wide, mask, _bias(layer))
     new.pair = pair.alone()
     carry = lambda t: torch.where(mask, children_of(turn(t), alpha, columns), 0)  # noqa: E731
     return new, {"weight": carry}
@@ -107,18 +115,25 @@ def _bias_to_children(alpha: int) -> dict[str, Carry]:
     return {"bias": lambda tensor: children_of(tensor, alpha, -1)}
 
 
-def _partitioned(
+def partitioned_like(
     layer: nn.Module, weight: Tensor, owner: Tensor, alpha: int, bias: Tensor | None
 ) -> SparseLayer:
-    if isinstance(layer, nn.Conv2d):
+    """Return a partitioned layer of the same sort as a given one, dense or expanded."""
+    if isinstance(layer, nn.Conv2d | SparseConv2d):
         return PartitionedConv2d(weight, owner, alpha, bias, Geometry.of(layer))
-    return PartitionedLinear(weight, owner, alpha, bias, transposed=is_transposed(layer))
+    return PartitionedLinear(weight, owner, alpha, bias, transposed=is_turned(layer))
 
 
-def _masked(layer: nn.Module, weight: Tensor, mask: Tensor, bias: Tensor | None) -> SparseLayer:
-    if isinstance(layer, nn.Conv2d):
+def masked_like(layer: nn.Module, weight: Tensor, mask: Tensor, bias: Tensor | None) -> SparseLayer:
+    """Return a masked layer of the same sort as a given one, dense or expanded."""
+    if isinstance(layer, nn.Conv2d | SparseConv2d):
         return MaskedConv2d(weight, mask, bias, Geometry.of(layer))
-    return MaskedLinear(weight, mask, bias, transposed=is_transposed(layer))
+    return MaskedLinear(weight, mask, bias, transposed=is_turned(layer))
+
+
+def is_turned(layer: nn.Module) -> bool:
+    """Return whether a layer is a ``Conv1D`` of transformers, or stands for one."""
+    return is_transposed(layer) or (isinstance(layer, SparseLinear) and layer.transposed)
 
 
 @dataclass(frozen=True)
@@ -142,11 +157,12 @@ def assemble(
     if inplace and any(not new.name for new in replacements):
         raise FissileError("the model is itself the layer to replace; leave out inplace=True")
     for new in replacements:
-        _dress(new.module, model.get_submodule(new.name))
+        dress(new.module, model.get_submodule(new.name))
     built = model if inplace else copy.deepcopy(model)
     # Everything is worked out before the first change: an error leaves the model as it was.
     moves = _moves(model, built, replacements)
-    gradients = _gradients(moves) if inplace else []
+    accumulated = [(move, move.old.grad) for move in moves if inplace and move.old.grad is not None]
+    gradients = [(move.new, move.how(gradient).clone()) for move, gradient in accumulated]
     change = None if optimizer is None else carried(optimizer, moves)
     for new in replacements:
         if new.name:
@@ -180,21 +196,13 @@ def _moves(model: nn.Module, built: nn.Module, replacements: list[Replacement]) 
     return moves
 
 
-def _gradients(moves: list[Move]) -> list[tuple[nn.Parameter, Tensor]]:
-    """Carry what accumulated so far, where training goes on in the same model."""
-    return [
-        (move.new, move.how(move.old.grad).clone()) for move in moves if move.old.grad is not None
-    ]
-
-
 def without_fast_path(model: nn.Module, changed: list[str]) -> None:
     """Switch off torch's fused inference of transformer layers that hold one of the changed ones.
 
     It reads the weights of ``linear1`` and ``linear2`` past their forward.
     """
-    above = {name for layer in changed for name in _above(layer)}
     for name, module in model.named_modules():
-        if name not in above:
+        if not any(f".{layer}".startswith(f".{name}." if name else "") for layer in changed):
             continue
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
@@ -202,12 +210,7 @@ def without_fast_path(model: nn.Module, changed: list[str]) -> None:
             module.enable_nested_tensor = module.use_nested_tensor = False
 
 
-def _above(name: str) -> list[str]:
-    """Name the modules that hold this one, the model itself first."""
-    return ["", *accumulate(name.split(".")[:-1], lambda one, other: f"{one}.{other}")]
-
-
-def _dress(new: nn.Module, old: nn.Module) -> None:
+def dress(new: nn.Module, old: nn.Module) -> None:
     """Take over the mode, what learns, and what was noted on the layer."""
     new.train(old.training)
     for key, value in marks_of(old).items():

@@ -20,11 +20,16 @@ from torch import Tensor, nn
 
 from fissile._common.errors import FileError
 from fissile.discovery.meta_copy import random_numbers_apart
-from fissile.expansion.replace import without_fast_path
+from fissile.expansion.replace import (
+    dress,
+    is_turned,
+    masked_like,
+    partitioned_like,
+    without_fast_path,
+)
 from fissile.layers import (
     REMOVED,
     DropConnectLinear,
-    Geometry,
     MaskedConv2d,
     MaskedLinear,
     Pair,
@@ -33,29 +38,23 @@ from fissile.layers import (
     SparseConv2d,
     SparseLayer,
     SparseLinear,
-    is_transposed,
-    resize,
+    widened,
     width_of,
 )
 
 __all__ = [
-    "METHOD",
-    "check_pairs",
-    "dense_shapes",
-    "described",
-    "note",
-    "pairs_in",
-    "read_pairs",
-    "rebuild",
-    "recipe_of",
-    "remember",
-    "renamed",
-    "widen_config",
-]
+    "METHOD", "note", "pairs_in", "read_pairs", "rebuild", "recipe_of", "renamed", "widen_config",
+]  # fmt: skip
 
+#: The name under which the configs of transformers models hold a recipe.
+METHOD = "fissile"
 
-#: What a layer maps to what: inputs and outputs.
-Sizes = tuple[int, int]
+_KINDS = {
+    kind.kind: kind
+    for kind in (
+        PartitionedLinear, MaskedLinear, DropConnectLinear, PartitionedConv2d, MaskedConv2d,
+    )
+}  # fmt: skip
 
 
 def pairs_in(model: nn.Module) -> list[Pair] | None:
@@ -67,93 +66,29 @@ def pairs_in(model: nn.Module) -> list[Pair] | None:
         known = layer.pair.beside(name) if isinstance(layer, SparseLayer) and layer.pair else None
         if known is None:
             continue
-        pair = _as_named(model, known, names)
-        if pair is None or not left.issuperset((*pair.firsts, name)):
+        try:  # of a module's several names, the one that named_modules gives
+            pair = known.mapped(lambda part: names[id(model.get_submodule(part))])
+        except AttributeError:
+            return None
+        if not left.issuperset((*pair.firsts, name)):
             return None
         left -= {*pair.firsts, name}
         pairs.append(pair)
     return None if left else pairs
 
 
-def remember(model: nn.Module, pair: Pair) -> None:
-    """Let the layer that reads the children know its pair."""
-    second = model.get_submodule(pair.second)
-    assert isinstance(second, SparseLayer)
-    second.pair = pair.alone()
-
-
-def described(pair: Pair) -> dict[str, Any]:
-    """Return a pair as plain data."""
-    return {
-        "firsts": list(pair.firsts),
-        "between": list(pair.between),
-        "second": pair.second,
-    }
+def _described(pair: Pair) -> dict[str, Any]:
+    return {"firsts": [*pair.firsts], "between": [*pair.between], "second": pair.second}
 
 
 def read_pairs(recipe: Mapping[str, Any]) -> list[Pair] | None:
-    """Return a recipe's pairs; None where it has none, as those of the first release."""
+    """Return a recipe's pairs; None where it has none, as that of a part of a model."""
     entries = recipe.get("pairs")
     if entries is None:
         return None
     if not isinstance(entries, list):
         raise FileError("the recipe is damaged: its pairs are no list")
     return [_read(entry) for entry in entries]
-
-
-def check_pairs(
-    pairs: Sequence[Pair],
-    sizes: Mapping[str, tuple[Sizes, Sizes]],
-    norms: Mapping[str, int],
-    model: nn.Module,
-) -> None:
-    """Refuse pairs that do not fit, and whatever belongs to none or to two.
-
-    Args:
-        pairs: the names.
-        sizes: what each expanded layer maps in the model, and in the recipe.
-        norms: the width of each widened norm or slope in the recipe.
-        model: the model to be rebuilt.
-    """
-    for pair in pairs:
-        _check_pair(pair, sizes, norms, model)
-    count = Counter(name for pair in pairs for name in (*pair.firsts, pair.second))
-    for name in sizes:
-        if count[name] != 1:
-            raise FileError(f"{name!r} belongs to {count[name]} pairs of layers, not to one")
-    if alone := norms.keys() - {name for pair in pairs for name in pair.between}:
-        raise FileError(f"the recipe widens {min(alone)!r}, which no neurons pass")
-
-
-def _check_pair(
-    pair: Pair,
-    sizes: Mapping[str, tuple[Sizes, Sizes]],
-    norms: Mapping[str, int],
-    model: nn.Module,
-) -> None:
-    """Refuse layers that do not fit each other, or do not grow alike."""
-    for name in (*pair.firsts, pair.second):
-        if name not in sizes:
-            raise FileError(f"the recipe pairs {name!r}, which it does not expand")
-    (narrow, _), (wide, _) = sizes[pair.second]
-    reads = {(narrow, wide)}
-    makes = {(mine[1], wanted[1]) for mine, wanted in (sizes[name] for name in pair.firsts)}
-    # One layer may hold both halves of a gate: it makes twice what is read.
-    halves = {(2 * narrow, 2 * wide)} if len(pair.firsts) == 1 else reads
-    if makes not in (reads, halves):
-        raise FileError(f"{pair.second!r} does not read what {pair.firsts[0]!r} makes")
-    for name in pair.between:
-        grown = (width_of(model.get_submodule(name)), norms[name]) if name in norms else None
-        if grown not in reads | makes:
-            raise FileError(f"{name!r} is not as wide as the neurons that pass it")
-
-
-def _as_named(model: nn.Module, pair: Pair, names: Mapping[int, str]) -> Pair | None:
-    """Name the modules as ``named_modules`` does, which knows each by one name; None if gone."""
-    try:
-        return pair.mapped(lambda name: names[id(model.get_submodule(name))])
-    except AttributeError:
-        return None
 
 
 def _read(entry: Any) -> Pair:
@@ -168,17 +103,6 @@ def _read(entry: Any) -> Pair:
     return Pair(tuple(firsts), tuple(between), second)
 
 
-#: The name under which the configs of transformers models hold a recipe.
-METHOD = "fissile"
-
-_KINDS: dict[str, type[SparseLayer]] = {
-    one.kind: one
-    for one in (
-        PartitionedLinear, MaskedLinear, DropConnectLinear, PartitionedConv2d, MaskedConv2d,
-    )
-}  # fmt: skip
-
-
 def recipe_of(model: nn.Module) -> dict[str, Any]:
     """Describe how a model was expanded, in plain data that JSON can hold.
 
@@ -190,8 +114,8 @@ def recipe_of(model: nn.Module) -> dict[str, Any]:
     if pairs is not None:
         named = {name: model.get_submodule(name) for pair in pairs for name in pair.between}
         norms = {name: width_of(module) for name, module in named.items()}
-        return {"layers": layers, "norms": norms, "pairs": [described(pair) for pair in pairs]}
-    # Loaded from a file of the first release: whatever is as wide may be between two layers.
+        return {"layers": layers, "norms": norms, "pairs": [_described(pair) for pair in pairs]}
+    # A part of a model: whatever is as wide may be between two layers.
     wide = {entry[key] for entry in layers.values() for key in ("inputs", "outputs")}
     norms = {n: width for n, m in model.named_modules() if (width := width_of(m)) in wide}
     return {"layers": layers, "norms": norms}
@@ -203,7 +127,7 @@ def note(model: nn.Module) -> None:
     It sits where a quantizer's settings would; the entry of a real quantizer is left alone. The
     config of a model without expanded layers loses the recipe of an earlier call.
     """
-    config = config_of(model)
+    config = _config_of(model)
     if config is None or not hasattr(model, "save_pretrained"):
         return
     entry = getattr(config, "quantization_config", None)
@@ -224,9 +148,9 @@ def renamed(recipe: Mapping[str, Any], rename: Callable[[str], str | None]) -> d
     }
     pairs = read_pairs(recipe)
     if pairs is not None:
-        # Of a pair that is there in part the name stays as it was, for rebuild to miss it.
+        # Keep the old name in a partial pair, so that rebuild reports it missing.
         new["pairs"] = [
-            described(pair.mapped(lambda name: rename(name) or name))
+            _described(pair.mapped(lambda name: rename(name) or name))
             for pair in pairs
             if any(rename(name) for name in (*pair.firsts, pair.second))
         ]
@@ -252,17 +176,22 @@ def rebuild(model: nn.Module, recipe: Mapping[str, Any]) -> None:
     if pairs is None:
         _check_copies(grown)
     else:
-        sizes = {name: (one.mine, one.wide) for name, one in grown.items()}
-        check_pairs(pairs, sizes, widths, model)
+        _check_pairs(pairs, grown, widths, model)
     parents = {one.wide[0] // one.copies for one in grown.values()}
     for name, entry in layers.items():
         old = _find(model, name)
         if not (isinstance(old, SparseLayer) and _entry(old) == dict(entry)):
             model.set_submodule(name, _empty(entry, old))
     for name, width in widths.items():
-        _widen_empty(_find(model, name), width)
+        norm = _find(model, name)
+        new = widened(norm, width // (width_of(norm) or width))
+        if new is not None and width != width_of(norm):
+            dress(new[0], norm)
+            model.set_submodule(name, new[0])
     for pair in pairs or ():
-        remember(model, pair)
+        second = model.get_submodule(pair.second)
+        assert isinstance(second, SparseLayer)
+        second.pair = pair.alone()
     without_fast_path(model, list(layers))
     if len(alphas) == 1:
         widen_config(model, parents, *alphas)
@@ -329,12 +258,46 @@ def _check(name: str, entry: Any, old: nn.Module) -> _Growth:
 
 def _check_copies(grown: Mapping[str, _Growth]) -> None:
     """Refuse copies that nothing makes, which is all one can tell without pairs."""
-    alphas = {one.alpha for one in grown.values()}
-    for name, one in grown.items():
-        if one.copies != 1 and one.copies not in alphas:
+    alphas = {growth.alpha for growth in grown.values()}
+    for name, growth in grown.items():
+        if growth.copies not in {1, *alphas}:
             raise FileError(
-                f"{name!r} reads {one.copies} copies of its inputs, which no layer makes"
+                f"{name!r} reads {growth.copies} copies of its inputs, which no layer makes"
             )
+
+
+def _check_pairs(
+    pairs: Sequence[Pair], grown: Mapping[str, _Growth], norms: Mapping[str, int], model: nn.Module
+) -> None:
+    """Refuse layers that do not fit each other or do not grow alike, and those in no pair or two.
+
+    Args:
+        pairs: the names.
+        grown: what each expanded layer maps in the model, and in the recipe.
+        norms: the width of each widened norm or slope in the recipe.
+        model: the model to be rebuilt.
+    """
+    for pair in pairs:
+        for name in (*pair.firsts, pair.second):
+            if name not in grown:
+                raise FileError(f"the recipe pairs {name!r}, which it does not expand")
+        narrow, wide = grown[pair.second].mine[0], grown[pair.second].wide[0]
+        reads = {(narrow, wide)}
+        makes = {(grown[name].mine[1], grown[name].wide[1]) for name in pair.firsts}
+        # One layer may hold both halves of a gate: it makes twice what is read.
+        halves = {(2 * narrow, 2 * wide)} if len(pair.firsts) == 1 else reads
+        if makes not in (reads, halves):
+            raise FileError(f"{pair.second!r} does not read what {pair.firsts[0]!r} makes")
+        for name in pair.between:
+            mine = width_of(model.get_submodule(name)) if name in norms else None
+            if (mine, norms.get(name)) not in reads | makes:
+                raise FileError(f"{name!r} is not as wide as the neurons that pass it")
+    count = Counter(name for pair in pairs for name in (*pair.firsts, pair.second))
+    for name in grown:
+        if count[name] != 1:
+            raise FileError(f"{name!r} belongs to {count[name]} pairs of layers, not to one")
+    if alone := norms.keys() - {name for pair in pairs for name in pair.between}:
+        raise FileError(f"the recipe widens {min(alone)!r}, which no neurons pass")
 
 
 def _whole(name: str, entry: Mapping[str, Any], key: str) -> int:
@@ -346,7 +309,7 @@ def _whole(name: str, entry: Mapping[str, Any], key: str) -> int:
 
 def _sizes(name: str, entry: Mapping[str, Any], old: nn.Module) -> tuple[int, int]:
     """Return what the model's own layer maps to what, if it is of the recipe's sort."""
-    turned, weight = _is_turned(old), getattr(old, "weight", None)
+    turned, weight = is_turned(old), getattr(old, "weight", None)
     if entry["kind"].endswith("-conv"):
         sort, dims = "convolution", 4
         fits = isinstance(old, nn.Conv2d | SparseConv2d) and getattr(old, "groups", 1) == 1
@@ -362,10 +325,6 @@ def _sizes(name: str, entry: Mapping[str, Any], old: nn.Module) -> tuple[int, in
     return (outputs, inputs) if turned else (inputs, outputs)
 
 
-def _is_turned(layer: nn.Module) -> bool:
-    return is_transposed(layer) or (isinstance(layer, SparseLinear) and layer.transposed)
-
-
 def _check_norm(name: str, module: nn.Module, width: Any, alphas: set[int]) -> int:
     mine = width_of(module)
     wide = set() if mine is None else {mine, *(mine * alpha for alpha in alphas)}
@@ -379,47 +338,22 @@ def _check_norm(name: str, module: nn.Module, width: Any, alphas: set[int]) -> i
 
 def _empty(entry: Mapping[str, Any], old: nn.Module) -> SparseLayer:
     """Make the layer a recipe describes, with nothing in it yet."""
-    like, kind = old.get_parameter("weight"), _KINDS[entry["kind"]]
-    rows = entry["outputs"] // entry.get("alpha", 1)
-    weight = like.new_zeros(rows, entry["inputs"], *_kernel(old), requires_grad=False)
-    bias = None if old.bias is None else like.new_zeros(entry["outputs"])
-    owner = torch.full_like(weight, REMOVED, dtype=torch.int32)
-    mask = torch.zeros_like(weight, dtype=torch.bool)
-    turned = {"transposed": _is_turned(old)}
+    like, outputs = old.get_parameter("weight"), entry["outputs"]
+    kernel = old.kernel_size if isinstance(old, nn.Conv2d | SparseConv2d) else ()
+    rows = outputs // entry.get("alpha", 1)
+    weight = like.new_zeros(rows, entry["inputs"], *kernel, requires_grad=False)
+    bias = None if old.bias is None else like.new_zeros(outputs)
     new: SparseLayer
-    if isinstance(old, nn.Conv2d | SparseConv2d):
-        how = Geometry.of(old)
-        new = MaskedConv2d(weight, mask, bias, how)
-        if kind is PartitionedConv2d:
-            new = PartitionedConv2d(weight, owner, entry["alpha"], bias, how)
-    elif kind is PartitionedLinear:
-        new = PartitionedLinear(weight, owner, entry["alpha"], bias, **turned)
-    elif kind is MaskedLinear:
-        new = MaskedLinear(weight, mask, bias, **turned)
+    if "alpha" in entry:
+        owner = torch.full_like(weight, REMOVED, dtype=torch.int32)
+        new = partitioned_like(old, weight, owner, entry["alpha"], bias)
+    elif entry["kind"] == DropConnectLinear.kind:
+        degree = weight.new_zeros(outputs)
+        new = DropConnectLinear(weight, degree, bias, transposed=is_turned(old))
     else:
-        new = DropConnectLinear(weight, mask.sum(-1), bias, **turned)
-    for key, parameter in new.named_parameters():
-        parameter.requires_grad_(old.get_parameter(key).requires_grad)
-    return new.train(old.training)
-
-
-def _kernel(layer: nn.Module) -> tuple[int, ...]:
-    if isinstance(layer, nn.Conv2d | SparseConv2d):
-        return tuple(layer.kernel_size)
-    return ()
-
-
-def _widen_empty(module: nn.Module, width: int) -> None:
-    """Give a norm or a slope another width, with nothing in it yet."""
-    if width_of(module) == width:
-        return
-    for key, value in [*module.named_parameters(recurse=False), *module.named_buffers()]:
-        if key == "num_batches_tracked":
-            continue
-        fresh = torch.zeros(width, dtype=value.dtype, device=value.device)
-        learns = isinstance(value, nn.Parameter)
-        setattr(module, key, nn.Parameter(fresh, value.requires_grad) if learns else fresh)
-    resize(module, width)
+        new = masked_like(old, weight, torch.zeros_like(weight, dtype=torch.bool), bias)
+    dress(new, old)
+    return new
 
 
 #: The names under which configs hold the width of hidden layers.
@@ -429,7 +363,7 @@ _CONFIG_KEYS = (
 )  # fmt: skip
 
 
-def config_of(model: nn.Module) -> Any:
+def _config_of(model: nn.Module) -> Any:
     """Return a model's config, if it has one that is an object with attributes; else None."""
     config = getattr(model, "config", None)
     return None if isinstance(config, nn.Module | Mapping) else config
@@ -443,19 +377,20 @@ def widen_config(model: nn.Module, widths: set[int], alpha: int) -> None:
     config alone. Copies of it that parts of the model hold are changed alike, and so is what a
     model around this one sees, if it shares the config.
     """
-    config = config_of(model)
+    config = _config_of(model)
     if config is None or alpha == 1:
         return
     found = {key: width for key in _CONFIG_KEYS if (width := _config_width(config, key)) in widths}
-    shapes = dense_shapes(model) if found else {}
+    shapes = _dense_shapes(model) if found else {}
     for count in range(1, len(found) + 1):
         for keys in combinations(found, count):
             wide = {key: found[key] * alpha for key in keys}
             if _shapes_with(model, config, wide) == shapes:
-                for one in (config, *_configs_inside(model, config)):
-                    _widen_widths(
-                        one, {k: found[k] for k in keys if _config_width(one, k) == found[k]}, alpha
-                    )
+                for held in (config, *_configs_inside(model, config)):
+                    with suppress(Exception):  # foreign code: what will not change stays
+                        for key in keys:
+                            if _config_width(held, key) == found[key]:
+                                setattr(held, key, wide[key])
                 return
 
 
@@ -463,7 +398,7 @@ def _configs_inside(model: nn.Module, config: Any) -> list[Any]:
     """Return the copies of a config that expanded parts of a model hold."""
     held: dict[int, tuple[Any, nn.Module]] = {}
     for part in model.modules():
-        own = config_of(part)
+        own = _config_of(part)
         if own is not config and type(own) is type(config):
             held.setdefault(id(own), (own, part))  # the outermost part comes first
     return [
@@ -473,24 +408,13 @@ def _configs_inside(model: nn.Module, config: Any) -> list[Any]:
     ]
 
 
-def _widen_widths(config: Any, widths: dict[str, int], alpha: int) -> None:
-    with suppress(Exception):  # foreign code: a config that will not change stays as it is
-        for key, width in widths.items():
-            setattr(config, key, width * alpha)
-
-
-def dense_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the parameters' shapes of a model as ``to_dense`` would write it, without writing."""
+def _dense_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the parameters' shapes of a model as ``to_dense`` would write it."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     for name, layer in model.named_modules():
-        key = f"{name}.weight" if name else "weight"
-        if isinstance(layer, SparseLinear):
-            shape = (layer.out_features, layer.in_features)
-            shapes[key] = shape[::-1] if layer.transposed else shape
-        elif isinstance(layer, SparseConv2d):
-            shapes[key] = (layer.out_channels, layer.in_channels, *layer.kernel_size)
-        else:
-            assert not isinstance(layer, SparseLayer)
+        if isinstance(layer, SparseLayer):
+            key = f"{name}.weight" if name else "weight"
+            shapes[key] = tuple(layer.written_out().get_parameter("weight").shape)
     return shapes
 
 

@@ -22,8 +22,8 @@ from fissile.layers.base import (
     children_of,
     copied,
     gathered,
+    is_transposed,
     owner_mask,
-    resize,
     spread,
     widened,
     width_of,
@@ -35,7 +35,6 @@ from fissile.layers.linear import (
     PartitionedLinear,
     SparseLinear,
     all_weights,
-    is_transposed,
     weight_of,
 )
 
@@ -61,7 +60,6 @@ __all__ = [
     "gathered",
     "is_transposed",
     "owner_mask",
-    "resize",
     "spread",
     "weight_of",
     "widened",

@@ -14,26 +14,6 @@ from torch import Tensor, nn
 
 from fissile._common.shapes import Bool, Float, Int
 
-__all__ = [
-    "NORMS",
-    "REMOVED",
-    "Carry",
-    "Masked",
-    "Pair",
-    "Partitioned",
-    "Rebuilt",
-    "SparseLayer",
-    "children_of",
-    "copied",
-    "gathered",
-    "nothing",
-    "owner_mask",
-    "resize",
-    "spread",
-    "widened",
-    "width_of",
-]
-
 #: The owner of a weight that was pruned: no child at all.
 REMOVED = -1
 
@@ -84,6 +64,16 @@ def children_of(tensor: Tensor, alpha: int, dim: int) -> Tensor:
 def owner_dtype(alpha: int) -> torch.dtype:
     """Return the smallest integer that can name every child."""
     return torch.int8 if alpha < 2**7 else torch.int16 if alpha < 2**15 else torch.int32
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is transformers' ``Conv1D``, whose weight lies the other way round."""
+    kind = type(layer)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
+def _own(tensor: Tensor | None) -> nn.Parameter | None:
+    return None if tensor is None else nn.Parameter(tensor.detach().clone())
 
 
 @dataclass(frozen=True)
@@ -142,9 +132,16 @@ class SparseLayer(nn.Module, ABC):
 
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = nn.Parameter(weight.detach().clone())
-        self.register_parameter(
-            "bias", None if bias is None else nn.Parameter(bias.detach().clone())
+        self.register_parameter("bias", _own(bias))
+
+    def _fill(self, plain: nn.Module) -> nn.Module:
+        """Give a plain layer what this one computes with."""
+        weight = self.dense_weight().detach()
+        plain.weight = nn.Parameter(
+            weight.mT.contiguous() if is_transposed(plain) else weight.clone()
         )
+        plain.register_parameter("bias", _own(self.bias))
+        return plain
 
     @abstractmethod
     def dense_weight(self) -> Float[Tensor, "children inputs *kernel"]:
@@ -171,7 +168,7 @@ class SparseLayer(nn.Module, ABC):
         return self.dense_weight()
 
     def extra_repr(self) -> str:
-        """Say how much of the layer exists."""
+        """Show how much of the layer exists."""
         return (
             f"bias={self.bias is not None}, "
             f"nonzeros={'unknown' if self.weight.is_meta else self.nonzeros()}"
@@ -203,7 +200,7 @@ class Partitioned(SparseLayer):
         return rows
 
     def extra_repr(self) -> str:
-        """Say alpha before the rest."""
+        """Show alpha before the rest."""
         return f"alpha={self.alpha}, {super().extra_repr()}"
 
 
@@ -235,11 +232,11 @@ class Masked(SparseLayer):
         return self.mask
 
 
+#: Carries a tensor of an old parameter's shape to the new one's.
 Carry = Callable[[Tensor], Tensor]
 
 #: A new layer, and how tensors of each of its old parameters' shapes are carried to it.
 Rebuilt = tuple[nn.Module, dict[str, Carry]]
-
 
 #: Norms whose parameters belong to single neurons or channels, and are copied to the children.
 NORMS = (
@@ -252,14 +249,6 @@ def copied(bias: Tensor | None, alpha: int = 1) -> Tensor | None:
     return None if bias is None else children_of(bias.detach(), alpha, -1)
 
 
-def resize(module: nn.Module, width: int) -> None:
-    """Note another width in a norm or a slope; its tensors are the caller's business."""
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        module.normalized_shape = (width,)
-    else:
-        setattr(module, _width_name(module), width)
-
-
 def widened(module: nn.Module, alpha: int) -> Rebuilt | None:
     """Copy what belongs to single neurons, parameters and running statistics, to the children.
 
@@ -269,15 +258,16 @@ def widened(module: nn.Module, alpha: int) -> Rebuilt | None:
     if width is None:
         return None
     new = copy.deepcopy(module)
-    how = {
-        key: lambda tensor: children_of(tensor, alpha, -1)
-        for key, _ in module.named_parameters(recurse=False)
-    }
-    for key, value in _per_neuron(module):
-        wide = children_of(value.detach(), alpha, -1)
-        setattr(new, key, nn.Parameter(wide) if key in how else wide)
-    resize(new, width * alpha)
-    return new, how
+    parameters = dict(module.named_parameters(recurse=False))
+    for key, value in {**parameters, **dict(module.named_buffers(recurse=False))}.items():
+        if key != "num_batches_tracked":
+            wide = children_of(value.detach(), alpha, -1)
+            setattr(new, key, nn.Parameter(wide) if key in parameters else wide)
+    if isinstance(new, nn.LayerNorm | nn.RMSNorm):
+        new.normalized_shape = (width * alpha,)
+    else:
+        setattr(new, _width_name(new), width * alpha)
+    return new, dict.fromkeys(parameters, lambda tensor: children_of(tensor, alpha, -1))
 
 
 def width_of(module: nn.Module) -> int | None:
@@ -295,8 +285,3 @@ def _width_name(module: nn.Module) -> str:
     if isinstance(module, nn.PReLU):
         return "num_parameters"
     return "num_channels" if isinstance(module, nn.GroupNorm) else "num_features"
-
-
-def _per_neuron(module: nn.Module) -> list[tuple[str, Tensor]]:
-    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    return [(key, value) for key, value in own if key != "num_batches_tracked"]

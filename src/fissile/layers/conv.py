@@ -11,8 +11,6 @@ from torch.nn import functional
 from fissile._common.shapes import Bool, Float, Int
 from fissile.layers.base import Masked, Partitioned, SparseLayer
 
-__all__ = ["Geometry", "MaskedConv2d", "PartitionedConv2d", "SparseConv2d"]
-
 
 @dataclass(frozen=True)
 class Geometry:
@@ -75,14 +73,14 @@ class SparseConv2d(SparseLayer):
         return self.geometry.dilation
 
     @property
-    def padding_mode(self) -> str:
-        """What the image is padded with."""
-        return self.geometry.padding_mode
-
-    @property
     def groups(self) -> int:
         """One: grouped convolutions are not expanded."""
         return 1
+
+    @property
+    def padding_mode(self) -> str:
+        """What the image is padded with."""
+        return self.geometry.padding_mode
 
     def forward(
         self, x: Float[Tensor, "*batch inputs height width"]
@@ -102,20 +100,15 @@ class SparseConv2d(SparseLayer):
     def written_out(self) -> nn.Module:
         """Return the plain convolution, with zeros for removed weights."""
         how = self.geometry
-        new = nn.Conv2d(
+        plain = nn.Conv2d(
             self.in_channels, self.out_channels, self.kernel_size,  # type: ignore[arg-type]
             stride=how.stride, padding=how.padding, dilation=how.dilation,  # type: ignore[arg-type]
             padding_mode=how.padding_mode, device="meta",  # type: ignore[arg-type]
         )  # fmt: skip
-        new.weight = nn.Parameter(self.dense_weight().detach().clone())
-        bias = self.bias
-        new.register_parameter(
-            "bias", None if bias is None else nn.Parameter(bias.detach().clone())
-        )
-        return new
+        return self._fill(plain)
 
     def extra_repr(self) -> str:
-        """Say the shape, the geometry and how much of it exists."""
+        """Show the shape, the geometry and how much of it exists."""
         how = self.geometry
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "

@@ -10,16 +10,6 @@ from fissile._common.random import choose, noise
 from fissile._common.shapes import Bool, Float, Int
 from fissile.layers.base import Masked, Partitioned, SparseLayer, nothing
 
-__all__ = [
-    "DropConnectLinear",
-    "MaskedLinear",
-    "PartitionedLinear",
-    "SparseLinear",
-    "all_weights",
-    "is_transposed",
-    "weight_of",
-]
-
 
 class SparseLinear(SparseLayer):
     """What the expanded linear layers share."""
@@ -64,27 +54,19 @@ class SparseLinear(SparseLayer):
 
     def written_out(self) -> nn.Module:
         """Return the plain layer, with zeros for removed weights."""
-        weight = self.dense_weight().detach()
-        if self.transposed:
-            from transformers.pytorch_utils import Conv1D
-
-            weight = weight.mT.contiguous()
         # On the meta device nothing is drawn: writing out must not move the random numbers.
         with torch.device("meta"):
-            new: nn.Module = (
-                Conv1D(self.out_features, self.in_features)  # type: ignore[no-untyped-call]
-                if self.transposed
-                else nn.Linear(self.in_features, self.out_features)
-            )
-        new.weight = nn.Parameter(weight.clone())
-        bias = self.bias
-        new.register_parameter(
-            "bias", None if bias is None else nn.Parameter(bias.detach().clone())
-        )
-        return new
+            plain: nn.Module
+            if self.transposed:
+                from transformers.pytorch_utils import Conv1D
+
+                plain = Conv1D(self.out_features, self.in_features)  # type: ignore[no-untyped-call]
+            else:
+                plain = nn.Linear(self.in_features, self.out_features)
+        return self._fill(plain)
 
     def extra_repr(self) -> str:
-        """Say the shape and how much of it exists."""
+        """Show the shape and how much of it exists."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"{super().extra_repr()}"
@@ -198,12 +180,6 @@ class DropConnectLinear(SparseLinear):
     def active(self) -> int:
         """Count the weights that take part in one training pass."""
         return int(self.degree.sum())
-
-
-def is_transposed(layer: nn.Module) -> bool:
-    """Tell transformers' ``Conv1D``, a linear layer whose weight lies the other way round."""
-    kind = type(layer)
-    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
 def all_weights(layer: nn.Module) -> Float[Tensor, "outputs inputs"]:

@@ -230,7 +230,8 @@ def first_hidden(model: nn.Module) -> nn.Module:
     links = list(chain(model))
     linears = [i for i, m in enumerate(links) if isinstance(m.module, nn.Linear | SparseLinear)]
     for here, after in pairwise(linears):
-        if _is_hidden(tuple(links[here + 1 : after])):
+        between = (link.module for link in links[here + 1 : after])
+        if not all(isinstance(module, _PASSING) for module in between):
             return links[here].module
     raise FissileError("the model has no hidden layer")
 
@@ -256,8 +257,3 @@ def chain(model: nn.Module, prefix: str = "") -> Iterator[Link]:
         raise FissileError(
             f"{type(model).__name__} is no chain of layers: give an nn.Sequential or a fissile.MLP"
         )
-
-
-def _is_hidden(between: tuple[Link, ...]) -> bool:
-    """Return whether an activation follows; after a linear embedding there is none."""
-    return any(not isinstance(link.module, _PASSING) for link in between)

@@ -8,19 +8,6 @@ from torch import Tensor
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
 
-__all__ = [
-    "capacity",
-    "coded_clauses",
-    "codes",
-    "collisions",
-    "cosine",
-    "edge_usage",
-    "features",
-    "gram",
-    "membership",
-    "total_capacity",
-]
-
 
 def gram(weight: Float[Tensor, "*batch neurons inputs"]) -> Float[Tensor, "*batch inputs inputs"]:
     """The Gram matrix WᵀW: how much each two inputs share neurons.

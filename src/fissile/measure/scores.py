@@ -14,17 +14,6 @@ from fissile._common.shapes import Float, Int
 from fissile.expansion.split import gram_points, kmeans
 from fissile.measure.interference import membership
 
-__all__ = [
-    "Recovery",
-    "Rows",
-    "accuracy_per_parameter",
-    "adjusted_rand",
-    "gram_clusters",
-    "pairwise_agreement",
-    "recovery",
-    "relative_improvement",
-]
-
 #: What is clustered: the rows of the Gram matrix, the same at unit length, or the rows of the
 #: matrix of absolute cosines between the inputs' weights.
 Rows = Literal["raw", "unit", "cosine"]
@@ -41,15 +30,6 @@ class Recovery(NamedTuple):
     adjusted_rand: Float[Tensor, "*batch"]
 
 
-class _Pairs(NamedTuple):
-    """Numbers of pairs of inputs, by whether labels and truth put the two together."""
-
-    both: Tensor
-    labels_only: Tensor
-    truth_only: Tensor
-    neither: Tensor
-
-
 def pairwise_agreement(
     labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]
 ) -> Float[Tensor, "*batch"]:
@@ -61,9 +41,9 @@ def pairwise_agreement(
 
     A single input has no pairs and counts as agreement.
     """
-    pairs = _pairs(labels, truth)
-    differ = pairs.labels_only + pairs.truth_only
-    return 1 - differ / (pairs.both + pairs.neither + differ).clamp(min=1)
+    both, labels_only, truth_only, neither = _pairs(labels, truth)
+    differ = labels_only + truth_only
+    return 1 - differ / (both + neither + differ).clamp(min=1)
 
 
 def adjusted_rand(
@@ -142,18 +122,20 @@ def recovery(
     return Recovery(pairwise_agreement(labels, groups), adjusted_rand(labels, groups))
 
 
-def _pairs(labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]) -> _Pairs:
-    if labels.shape[-1:] != truth.shape[-1:]:
+def _pairs(
+    labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]
+) -> list[Tensor]:
+    """Count the pairs of inputs that both, only labels, only truth, or neither put together."""
+    inputs = labels.shape[-1]
+    if truth.shape[-1] != inputs:
         raise FissileError(
             f"labels {list(labels.shape)} and truth {list(truth.shape)} must name the same inputs."
         )
-    first, second = torch.triu_indices(
-        labels.shape[-1], labels.shape[-1], offset=1, device=labels.device
-    )
+    first, second = torch.triu_indices(inputs, inputs, offset=1, device=labels.device)
     ours = labels[..., first] == labels[..., second]  # [*batch pairs]
     true = truth[..., first] == truth[..., second]
     groups = (ours & true, ours & ~true, ~ours & true, ~ours & ~true)
-    return _Pairs(*(group.sum(-1) for group in groups))
+    return [group.sum(-1) for group in groups]
 
 
 Number = TypeVar("Number", float, Tensor)

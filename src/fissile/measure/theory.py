@@ -116,14 +116,6 @@ class RandomSparse:
             )
         return self._supports(clauses) / self._supports(0)
 
-    def covers_approx(self, clauses: int = 1) -> float:
-        """What `covers` tends to as the literals grow: every literal is seen with odds 1 / alpha.
-
-        >>> RandomSparse(literals=8, size=4, alpha=2).covers_approx()
-        0.0625
-        """
-        return float(self.alpha) ** -(self.size * clauses)
-
     @property
     def coverage(self) -> float:
         """The probability that every clause is covered by some child."""
@@ -158,7 +150,8 @@ class RandomSparse:
     @property
     def collision_ratio_approx(self) -> float:
         """What `collision_ratio` tends to as the literals grow."""
-        return self.alpha * self.covers_approx(2)
+        # Of many literals, a child sees each with probability 1 / alpha.
+        return self.alpha * float(self.alpha) ** (-2 * self.size)
 
     def simulate(self, trials: int = 1000, *, seed: int = 0) -> Simulation:
         """Draw `trials` networks and count what they cover.

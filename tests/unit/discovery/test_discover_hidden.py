@@ -60,8 +60,10 @@ def test_layers_called_past_their_names_are_refused(way, inputs):
     assert places(keeping(*ASIDE[way]), inputs) == []
 
 
-def test_it_says_where_the_layer_is_kept():
-    assert "also kept in 'kept'" in why(keeping(*ASIDE["list"]), "fc1")
+def test_it_says_that_the_layer_has_no_name_there():
+    assert "a Linear is called past its name; use nn.ModuleList" in why(
+        keeping(*ASIDE["list"]), "fc1"
+    )
 
 
 def test_a_list_that_holds_itself_and_blocks_does_no_harm():

@@ -66,7 +66,8 @@ REFUSED = {
     "detached": (pair(lambda m, x: m.fc2(m.fc1(x).relu().detach())), "fc1", "detached"),
     "indexed": (pair(lambda m, x: m.fc2(m.fc1(x)[:, [5, 4, 3, 2, 1, 0]])), "fc1", "indexing"),
     "width read": (
-        pair(lambda m, x: m.fc2((h := m.fc1(x).relu()) / h.shape[-1])), "fc1", "width is read",
+        pair(lambda m, x: m.fc2((h := m.fc1(x).relu()) / h.shape[-1])),
+        "fc1", "combined with something that does not widen",
     ),
     "half unread": (
         Net(
@@ -75,7 +76,7 @@ REFUSED = {
         ),
         "fc1", "only a part",
     ),
-    "interleaved": (halved(lambda h: (h[..., ::2], h[..., 1::2])), "fc1", "interleaved"),
+    "interleaved": (halved(lambda h: (h[..., ::2], h[..., 1::2])), "fc1", "goes through indexing"),
     "gate elsewhere": (
         Net(
             lambda m, x: m.d(m.a(x + 1).relu() * m.b(x)),
@@ -311,7 +312,7 @@ UNFIT = {
         "'width' besides weight",
     ),
     "weight hooked": (lambda: changed(hook_weight), "layers.0", "it has hooks"),
-    "norm's weight hooked": (hook_norm, "layers.0", "'layers.1' has hooks"),
+    "norm's weight hooked": (hook_norm, "layers.0", "'layers.1' (LayerNorm), which has hooks"),
     "expanded": (expanded, "layers.0", "expanded already"),
     "tied": (tied, "0", "0.weight and 3.weight are one tied parameter"),
     "pruned": (pruned, "layers.0", "computed, not a parameter"),
@@ -346,10 +347,10 @@ def test_layers_that_cannot_take_part(case):
 def test_a_transformer_whose_dropout_is_something_else():
     layer = nn.TransformerEncoderLayer(8, 2, 12)
     layer.dropout = nn.Softmax(-1)
-    assert "'dropout' is no dropout" in why(layer, "linear1")
+    assert "'dropout' (Softmax), which is not elementwise" in why(layer, "linear1")
     layer = nn.TransformerEncoderLayer(8, 2, 12)
-    layer.linear2 = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 8))
-    assert "do not fit together" in why(layer, "linear1")
+    layer.linear2 = nn.Linear(11, 8)
+    assert "reads it but has another number of inputs" in why(layer, "linear1")
 
 
 def test_gradients_left_out_in_evaluation_do_no_harm():

@@ -123,7 +123,7 @@ class Halved(nn.Module):
         return self.down(self.slope(self.norm(functional.glu(self.up(x)))))
 
 
-@pytest.mark.parametrize("paired", [True, False], ids=["pairs", "first release"])
+@pytest.mark.parametrize("paired", [True, False], ids=["pairs", "no pairs"])
 @pytest.mark.parametrize("convert", [lambda m: m, to_masked], ids=["as it is", "masked"])
 def test_norms_after_the_halves_were_joined(paired, convert, tmp_path):
     torch.manual_seed(0)
@@ -161,7 +161,7 @@ def test_pairs_are_known_wherever_the_layers_go():
     assert "pairs" not in recipe_of(other)
 
 
-def test_a_recipe_of_the_first_release_has_no_pairs():
+def test_a_recipe_may_have_no_pairs():
     wide = expand(Plain(), 2)
     recipe = recipe_of(wide)
     del recipe["pairs"]
