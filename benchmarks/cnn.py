@@ -98,7 +98,7 @@ def loop(images, device, fast):
 
 def ours(images, device, together):
     """An epoch of some networks side by side, as `fissile.bank.vision.train` does it."""
-    engine = _engine(images, RECIPE, torch.device(device), "auto", together)
+    engine = _engine(images, RECIPE, torch.device(device), "auto", together, mirror=False)
     jobs = []
     for seed in range(together):
         network = Network(PROJECTION, NEURONS, seed)

@@ -25,7 +25,17 @@ from torch.nn import functional
 
 from fissile._common.random import order_keys, order_shape
 from fissile.bank.spec import Dense, Expand
-from fissile.bank.stack import HYPER, Stack, Stage, WideLayer, linear_layers, read, stages, write
+from fissile.bank.stack import (
+    HYPER,
+    Stack,
+    Stage,
+    WideLayer,
+    joined_data,
+    linear_layers,
+    read,
+    stages,
+    write,
+)
 from fissile.bank.step import BETA1, BETA2
 from fissile.layers import SparseLinear
 
@@ -375,15 +385,10 @@ class _Job:
         )  # fmt: skip
 
     def _data(self) -> DataSets:
-        sets = {data.key(): data for stack in self.stacks for data in stack.data}
-        number = {key: i for i, key in enumerate(sets)}
-        which = [
-            torch.tensor([number[data.key()] for data in stack.data])[stack.which.cpu()]
-            for stack in self.stacks
-        ]
+        sets, which = joined_data(self.stacks)
 
         def stacked(name: str, dtype: torch.dtype) -> Tensor:
-            parts = [torch.as_tensor(getattr(data, name)) for data in sets.values()]
+            parts = [torch.as_tensor(getattr(data, name)) for data in sets]
             return torch.stack([self._widened(part.to(self.device, dtype)) for part in parts])
 
         return DataSets(
@@ -391,7 +396,7 @@ class _Job:
             y=stacked("y", torch.int32),
             xt=stacked("x_test", torch.float32),
             yt=stacked("y_test", torch.int32),
-            which=torch.cat(which).to(self.device, torch.int32),
+            which=which.to(self.device, torch.int32),
         )
 
     def _widened(self, part: Tensor) -> Tensor:

@@ -256,12 +256,6 @@ class _Patches(Function):
         return None, torch.bmm(dy.mT, x.view(parts, pixels // parts, -1)).sum(0)
 
 
-@dataclass(frozen=True)
-class _Layer:
-    weight: Tensor
-    norm: Norm
-
-
 class Step:
     """A job's network on a device: :meth:`train` makes a step, wherever its counters stand."""
 
@@ -291,29 +285,27 @@ class Step:
             parameter.data = leaf.detach()
         leaves[-len(parameters) :] = parameters
 
-    def _layers(self) -> list[_Layer]:
+    def _layers(self) -> list[tuple[Tensor, Norm]]:
+        """Return the kernel of every convolution, and what is behind it."""
         leaves = iter(self.flat.leaves)
         finished = torch.zeros(_BLOCKS, dtype=torch.int32, device=self.data.device)
-        layers: list[_Layer] = []
-        for module in self.job.model.backbone:
-            if isinstance(module, nn.MaxPool2d):
-                layers[-1] = replace(layers[-1], norm=replace(layers[-1].norm, pool=True))
+        modules = list(self.job.model.backbone)
+        layers = []
+        for number, module in enumerate(modules):
             if isinstance(module, nn.BatchNorm2d):
-                assert module.running_mean is not None
-                assert module.running_var is not None
                 weight, gamma, beta = next(leaves), next(leaves), next(leaves)
                 norm = Norm(
                     gamma,
                     beta,
-                    module.running_mean.to(gamma.device, copy=True),
-                    module.running_var.to(gamma.device, copy=True),
+                    module.get_buffer("running_mean").to(gamma.device, copy=True),
+                    module.get_buffer("running_var").to(gamma.device, copy=True),
                     momentum=module.momentum or 0.0,
                     eps=module.eps,
-                    pool=False,
+                    pool=isinstance(modules[number + 2], nn.MaxPool2d),  # behind the ReLU
                     finished=finished,
                     batch=self.recipe.batch,
                 )
-                layers.append(_Layer(weight, norm))
+                layers.append((weight, norm))
         return layers
 
     def train(self, count: int) -> None:
@@ -331,13 +323,13 @@ class Step:
     def _logits(self, x: Tensor, training: bool) -> Tensor:
         norm = normed if training else evaluated
         first, *middle, last = self.layers
-        y: Tensor = _Patches.apply(x, first.weight)  # type: ignore[no-untyped-call]
-        x = norm(y.permute(0, 3, 1, 2), first.norm)
-        for layer in middle:
-            x = norm(functional.conv2d(x, layer.weight, padding=1), layer.norm)
+        y: Tensor = _Patches.apply(x, first[0])  # type: ignore[no-untyped-call]
+        x = norm(y.permute(0, 3, 1, 2), first[1])
+        for weight, behind in middle:
+            x = norm(functional.conv2d(x, weight, padding=1), behind)
         # A 1x1 convolution is a matrix product over the pixels.
-        y = functional.linear(x.permute(0, 2, 3, 1), last.weight)
-        x = norm(y.permute(0, 3, 1, 2), last.norm)
+        y = functional.linear(x.permute(0, 2, 3, 1), last[0])
+        x = norm(y.permute(0, 3, 1, 2), last[1])
         features = x.mean((2, 3), dtype=torch.float32)
         logits: Tensor = self.head(features)
         return logits
@@ -371,7 +363,7 @@ class Step:
         return [flat.weights, flat.means, flat.squares, self.counters, *self._running()]
 
     def _running(self) -> list[Tensor]:
-        return [part for layer in self.layers for part in (layer.norm.mean, layer.norm.var)]
+        return [part for _, norm in self.layers for part in (norm.mean, norm.var)]
 
     @torch.no_grad()
     def home(self) -> None:
@@ -379,14 +371,11 @@ class Step:
         steps = int(self.counters[1])
         self.flat.home(steps)
         norms = (m for m in self.job.model.backbone if isinstance(m, nn.BatchNorm2d))
-        for module, layer in zip(norms, self.layers, strict=True):
-            for buffer, value in (
-                (module.running_mean, layer.norm.mean), (module.running_var, layer.norm.var)
-            ):  # fmt: skip
-                assert buffer is not None
-                buffer.copy_(value)
-            assert module.num_batches_tracked is not None
-            module.num_batches_tracked.fill_(steps)
+        for module, (_, norm) in zip(norms, self.layers, strict=True):
+            values = {"running_mean": norm.mean, "running_var": norm.var}
+            for name, value in values.items():
+                module.get_buffer(name).copy_(value)
+            module.get_buffer("num_batches_tracked").fill_(steps)
 
 
 def batch_sizes(samples: int, batch: int) -> list[int]:
