@@ -12,17 +12,17 @@ import datetime
 import json
 import pathlib
 import statistics
+import sys
 import time
-from itertools import zip_longest
 
 import torch
 from bank import commit, machine
 from torch.nn import functional
 
 from fissile.bank.loop import Recipe
-from fissile.bank.vision import ConvNet, Images
+from fissile.bank.vision import ConvNet, Images, Network
 from fissile.bank.vision.convnet import scaled
-from fissile.bank.vision.train import SIDE_BY_SIDE, Job, _engine, make_adam
+from fissile.bank.vision.train import SIDE_BY_SIDE, Job, _engine
 
 PROJECTION, NEURONS, CLASSES = 256, 20, 100
 RECIPE = Recipe()
@@ -98,18 +98,19 @@ def loop(images, device, fast):
 
 def ours(images, device, together):
     """An epoch of some networks side by side, as `fissile.bank.vision.train` does it."""
-    engine = _engine(images, RECIPE, torch.device(device), "auto", together)
-    runners = []
+    engine = _engine(images, RECIPE, torch.device(device), "auto", together, mirror=False)
+    jobs = []
     for seed in range(together):
-        model = ConvNet(PROJECTION, NEURONS, CLASSES, seed=seed)
-        job = Job(seed, None, seed, model, make_adam(model, RECIPE), 0, 1)
-        runners.append(engine.start(job))
+        network = Network(PROJECTION, NEURONS, seed)
+        jobs.append(Job.begin(seed, network, CLASSES, RECIPE, sys.maxsize))
+    trainings = [engine.train(job) for job in jobs]
 
     def run():
-        for _ in zip_longest(*(runner.steps(0) for runner in runners)):
-            pass
-        for runner in runners:
-            runner.outcome()
+        until = jobs[0].epoch + 1
+        while any(job.epoch < until for job in jobs):
+            for job, training in zip(jobs, trainings, strict=True):
+                if job.epoch < until:
+                    next(training)
 
     return run
 

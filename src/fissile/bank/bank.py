@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections import defaultdict
@@ -132,17 +133,15 @@ class Bank:
     ) -> None:
         if not specs:
             raise FissileError("a bank needs at least one network")
-        self._configure(device, dtype, engine)
+        if engine not in ("auto", "plain"):
+            raise FissileError(f"unknown engine {engine!r}; use one of auto, plain")
+        self.device, self.dtype, self.engine = check_device(device), dtype, engine
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for index, spec in enumerate(specs):
             shape = (tuple(spec.sizes), spec.embedding, spec.layer_norm, spec.activation)
             groups[shape, spec.recipe.batch, spec.data.shapes()].append(index)
         stacks = [Stack.of([specs[i] for i in group], group, dtype) for group in groups.values()]
         self._begin([Member(spec, Dense()) for spec in specs], stacks)
-
-    def _configure(self, device: torch.device | str, dtype: torch.dtype, engine: str) -> None:
-        self.device, self.dtype = check_device(device), dtype
-        self.engine = engines.check(engine)
 
     def _begin(self, members: list[Member], stacks: list[Stack]) -> None:
         self.members = members
@@ -167,25 +166,7 @@ class Bank:
         epochs = sum(len(stack) * (until - stack.epoch) for stack in left)
         bar = progress if isinstance(progress, Progress) else Progress() if progress else Quiet()
         before = set(self.diverged)
-        with bar.of(networks=len(self), epochs=epochs), engines.deferred_sigint() as stop:
-            record = self._record(bar)
-            try:
-                engines.run(self._stacks, until, self.device, self.engine, record, stop)
-            finally:
-                self._stacks = _merged(self._stacks)
-                self._report(sorted(set(self.diverged) - before))
-            if stop.is_set():
-                raise KeyboardInterrupt
 
-    def _report(self, lost: list[int]) -> None:
-        if lost:
-            names = ", ".join(map(str, lost[:10])) + (", ..." if lost[10:] else "")
-            _log.warning(
-                "%d of %d networks diverged and were frozen at their last finite epoch: %s",
-                len(lost), len(self), names,
-            )  # fmt: skip
-
-    def _record(self, bar: Progress) -> engines.Record:
         def record(
             members: Sequence[int],
             accuracy: Sequence[Sequence[float]],
@@ -197,7 +178,20 @@ class Bank:
                 self._loss[member].extend(losses)
             bar.advance(sum(map(len, accuracy)), steps)
 
-        return record
+        with bar.of(networks=len(self), epochs=epochs), engines.deferred_sigint() as stop:
+            try:
+                engines.run(self._stacks, until, self.device, self.engine, record, stop)
+            finally:
+                self._stacks = _merged(self._stacks)
+                lost = [number for number in self.diverged if number not in before]
+                if lost:
+                    names = ", ".join(map(str, lost[:10])) + (", ..." if lost[10:] else "")
+                    _log.warning(
+                        "%d of %d networks diverged and were frozen at their last finite epoch: %s",
+                        len(lost), len(self), names,
+                    )  # fmt: skip
+            if stop.is_set():
+                raise KeyboardInterrupt
 
     def branch(self, arms: Mapping[str, Arm]) -> Bank:
         """Return a bank in which every network goes on in each arm; this bank stays as it is.
@@ -247,8 +241,7 @@ class Bank:
 
     def _like(self, members: list[Member], stacks: list[Stack]) -> Bank:
         """Return a bank of other networks on the same device."""
-        bank = Bank.__new__(Bank)
-        bank._configure(self.device, self.dtype, self.engine)
+        bank = copy.copy(self)
         bank._begin(members, stacks)
         return bank
 

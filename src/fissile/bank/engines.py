@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,35 +25,26 @@ from fissile._common.errors import FissileError
 from fissile._common.random import order
 from fissile._common.shapes import Float, Int
 from fissile.bank import cpu, gpu
-from fissile.bank.spec import Data, Dynamic
+from fissile.bank.spec import Dynamic
 from fissile.bank.stack import HYPER, Stack
 from fissile.bank.step import Replay, foreach_adam, guess, network_losses, per_network
 from fissile.expansion.rewire import Rewire
 from fissile.layers import SparseLinear, all_weights
 from fissile.layers.mlp import first_hidden
 
-__all__ = ["ENGINES", "OnEpochs", "Record", "check", "deferred_sigint", "run", "run_torch"]
+__all__ = ["OnEpochs", "Record", "deferred_sigint", "run", "run_torch"]
 
 _log = logging.getLogger("fissile")
 
-ENGINES = ("auto", "plain")
 #: Numbers held at once when a test set is evaluated, and positions when an order is drawn.
 _CHUNK = 1 << 24
 #: Told a stack and its networks' accuracy and loss, (networks, epochs), after some epochs.
 OnEpochs = Callable[[Stack, Tensor, Tensor], object]
 
 
-class Record(Protocol):
-    """Takes the curves of some networks over the epochs they have just finished."""
-
-    def __call__(
-        self,
-        members: Sequence[int],
-        accuracy: Sequence[Sequence[float]],
-        loss: Sequence[Sequence[float]],
-        steps: int,
-    ) -> None:
-        """Add one row of each curve per network; ``steps`` counts the steps of all together."""
+#: Takes some networks' accuracies and losses over the epochs they have just finished, a row for
+#: each network, and how many steps that took them all together.
+Record = Callable[[Sequence[int], Sequence[Sequence[float]], Sequence[Sequence[float]], int], None]
 
 
 @contextmanager
@@ -76,13 +66,6 @@ def deferred_sigint() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def check(engine: str) -> str:
-    """Return the name of an engine if it is one."""
-    if engine not in ENGINES:
-        raise FissileError(f"unknown engine {engine!r}; use one of {', '.join(ENGINES)}")
-    return engine
-
-
 def run(
     stacks: list[Stack],
     until: int,
@@ -95,18 +78,17 @@ def run(
 
     The list may hold smaller stacks afterwards, where memory ran out or Ctrl-C cut one in two.
     """
-    fast = [] if engine == "plain" else [stack for stack in stacks if stack.epoch < until]
+    fast = [stack for stack in stacks if engine == "auto" and stack.epoch < until]
     if device.type == "cpu":
         _run_pool(stacks, [stack for stack in fast if cpu.can(stack)], until, record, stop)
     fast = [stack for stack in fast if device.type == "cuda" and gpu.can(stack)]
-    groups = gpu.together(fast)
-    groups += [[s] for s in stacks if s.epoch < until and all(s is not other for other in fast)]
-    on_epochs = partial(_pass_on, record)
-    while groups:
-        group, failed = groups.pop(0), ""
-        on_chip = engine == "auto" and device.type == "cuda" and gpu.can(group[0])
+    jobs = [(gpu.run, group) for group in gpu.together(fast)]
+    rest = _without(stacks, fast)
+    jobs += [(run_torch, [stack]) for stack in rest if stack.epoch < until]
+    while jobs:
+        (train, group), failed = jobs.pop(0), ""
         try:
-            (gpu.run if on_chip else run_torch)(group, until, on_epochs, device, stop)
+            train(group, until, partial(_pass_on, record), device, stop)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -115,8 +97,8 @@ def run(
         if failed:
             # Outside the except block, whose traceback would keep all that was allocated.
             smaller = _halves(group[0], failed) if len(group) == 1 else group
-            _replace(stacks, group, smaller)
-            groups = [[stack] for stack in smaller if stack.epoch < until] + groups
+            stacks[:] = _without(stacks, group) + smaller
+            jobs = [(train, [stack]) for stack in smaller if stack.epoch < until] + jobs
 
 
 def _run_pool(
@@ -130,17 +112,17 @@ def _run_pool(
     except MemoryError as error:
         _log.warning("out of memory, going on in smaller parts (%s)", error)
     finally:
-        _replace(stacks, fast, parts)
+        stacks[:] = _without(stacks, fast) + parts
+
+
+def _without(stacks: list[Stack], gone: list[Stack]) -> list[Stack]:
+    return [stack for stack in stacks if all(stack is not other for other in gone)]
 
 
 def _pass_on(record: Record, stack: Stack, accuracy: Tensor, loss: Tensor) -> None:
     """Record the curves of a stack and count the steps of all its networks."""
     steps = -(-len(stack.data[0].x) // stack.batch) * len(stack) * accuracy.shape[1]
     record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), steps)
-
-
-def _replace(stacks: list[Stack], old: list[Stack], new: list[Stack]) -> None:
-    stacks[:] = [stack for stack in stacks if all(stack is not gone for gone in old)] + new
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -151,6 +133,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _halves(stack: Stack, error: str) -> list[Stack]:
+    """Cut a stack in two and free the memory it had."""
     stack.to(torch.device("cpu"))
     if len(stack) == 1:
         raise FissileError(
@@ -252,6 +235,18 @@ class _Sets:
     device: torch.device
     dtype: torch.dtype
 
+    @classmethod
+    def of(cls, stack: Stack, x: str, y: str, device: torch.device) -> _Sets:
+        """Bring one part of a stack's data to the device, by the names of its arrays."""
+        dtype = next(stack.module.parameters()).dtype
+        arrays = [getattr(data, x) for data in stack.data]
+        labels = torch.cat([getattr(data, y) for data in stack.data]).to(device)
+        begin = (stack.which * len(arrays[0])).unsqueeze(-1).to(device)
+        if len(arrays) == 1 and isinstance(arrays[0], np.ndarray):
+            return cls(arrays[0], labels, begin, device, dtype)
+        held = [torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x for x in arrays]
+        return cls(torch.cat(held).to(device, dtype), labels, begin, device, dtype)
+
     def batch(self, rows: Int[Tensor, "networks batch"]) -> tuple[Tensor, Tensor]:
         """Gather a batch for every network."""
         if isinstance(self.x, np.ndarray):  # only the rows that are needed are read
@@ -271,27 +266,14 @@ class _Sets:
         return self.batch(torch.arange(start, stop, device=self.device).expand(len(self.begin), -1))
 
 
-def _sets(
-    stack: Stack, part: Callable[[Data], tuple[Tensor | np.ndarray, Tensor]], device: torch.device
-) -> _Sets:
-    dtype = next(stack.module.parameters()).dtype
-    parts = [part(data) for data in stack.data]
-    y = torch.cat([y for _, y in parts]).to(device)
-    begin = (stack.which * len(parts[0][1])).unsqueeze(-1).to(device)
-    if len(parts) == 1 and isinstance(parts[0][0], np.ndarray):
-        return _Sets(parts[0][0], y, begin, device, dtype)
-    held = [torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x for x, _ in parts]
-    return _Sets(torch.cat(held).to(device, dtype), y, begin, device, dtype)
-
-
 class _TorchEngine:
     """One stack at work on one device."""
 
     def __init__(self, stack: Stack, device: torch.device) -> None:
         self.stack, self.device = stack, device
         stack.to(device)
-        self.train = _sets(stack, lambda data: (data.x, data.y), device)
-        self.test = _sets(stack, lambda data: (data.x_test, data.y_test), device)
+        self.train = _Sets.of(stack, "x", "y", device)
+        self.test = _Sets.of(stack, "x_test", "y_test", device)
         self.seeds = stack.seeds.to(device)
         self.lr, self.l1, self.l2, self.orthogonal = (
             stack.hyper[name].to(device) for name in HYPER
@@ -300,18 +282,15 @@ class _TorchEngine:
         weight = first_hidden(stack.module).get_parameter("weight")
         self.first = [p is weight for p in self.parameters].index(True)
         self.penalised = bool((self.orthogonal != 0).any())
-        self.rewire = self._rewire()
+        self.rewire = None
+        if isinstance(arm := stack.arm, Dynamic):
+            self.rewire = Rewire(
+                stack.module, stack.adam,
+                every=arm.every, fraction=arm.fraction, grow=arm.grow, seed=self.seeds,
+            )  # fmt: skip
+            self.rewire.steps = stack.steps
         self.rows = torch.zeros(len(stack), stack.batch, dtype=torch.long, device=device)
         self.replay = Replay(lambda: self._step(self.rows), eager=3)
-
-    def _rewire(self) -> Rewire | None:
-        arm = self.stack.arm
-        if not isinstance(arm, Dynamic):
-            return None
-        how = {"every": arm.every, "fraction": arm.fraction, "grow": arm.grow, "seed": self.seeds}
-        rewire = Rewire(self.stack.module, self.stack.adam, **how)  # type: ignore[arg-type]
-        rewire.steps = self.stack.steps
-        return rewire
 
     def epoch(self, stop: threading.Event | None) -> Float[Tensor, " networks"]:
         """Train one epoch and return every network's mean loss over its samples."""

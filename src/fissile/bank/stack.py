@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,8 @@ from fissile.layers import DropConnectLinear, PartitionedLinear, SparseLinear, g
 from fissile.layers.mlp import MLP, first_hidden
 
 __all__ = [
-    "HYPER", "Stack", "Stage", "WideLayer", "concatenated", "first_index", "linear_layers",
+    "HYPER", "Stack", "Stage", "WideLayer", "concatenated", "first_index", "joined_data",
+    "linear_layers",
     "module_at", "read", "stacked_modules", "stages", "write",
 ]  # fmt: skip
 
@@ -215,18 +217,27 @@ def concatenated(stacks: Sequence[Stack]) -> Stack:
     if len(stacks) == 1:
         return first
     parts = [stack.tensors() for stack in stacks]
-    data = list({one.key(): one for stack in stacks for one in stack.data}.values())
-    number = {one.key(): i for i, one in enumerate(data)}
-    which = [torch.tensor([number[o.key()] for o in stack.data])[stack.which] for stack in stacks]
+    data, which = joined_data(stacks)
     return replace(
         first._with({name: torch.cat([part[name] for part in parts]) for name in parts[0]}),
         members=torch.cat([stack.members for stack in stacks]),
         seeds=torch.cat([stack.seeds for stack in stacks]),
         hyper={name: torch.cat([stack.hyper[name] for stack in stacks]) for name in HYPER},
-        data=tuple(data),
-        which=torch.cat(which),
+        data=data,
+        which=which,
         alive=torch.cat([stack.alive for stack in stacks]),
     )
+
+
+def joined_data(stacks: Sequence[Stack]) -> tuple[tuple[Data, ...], Int[Tensor, " networks"]]:
+    """Return the data sets of all stacks, each once, and which of them each network has."""
+    sets = {data.key(): data for stack in stacks for data in stack.data}
+    number = {key: i for i, key in enumerate(sets)}
+    which = [
+        torch.tensor([number[data.key()] for data in stack.data])[stack.which.cpu()]
+        for stack in stacks
+    ]
+    return tuple(sets.values()), torch.cat(which)
 
 
 # --- layers as plain matrices, which the fast engines work on
@@ -246,8 +257,7 @@ def linear_layers(module: nn.Module) -> list[nn.Linear | SparseLinear]:
     return [m for m in module.modules() if isinstance(m, nn.Linear | SparseLinear)]
 
 
-@dataclass
-class Stage:
+class Stage(NamedTuple):
     """What stands behind a linear layer."""
 
     norm: nn.LayerNorm | None = None
@@ -264,9 +274,9 @@ def stages(module: nn.Module) -> list[Stage] | None:
         if isinstance(layer, nn.Linear | SparseLinear):
             behind.append(Stage())
         elif type(layer) is nn.LayerNorm and behind[-1] == Stage():
-            behind[-1].norm = layer
+            behind[-1] = Stage(layer)
         elif type(layer) is nn.ReLU:
-            behind[-1].relu = True
+            behind[-1] = behind[-1]._replace(relu=True)
         else:
             return None
     return behind

@@ -1,16 +1,12 @@
 """What a training step is made of in every trainer: the loss, Adam, and a CUDA graph of the whole.
 
-Adam's constants stand here alone. PyTorch's own Adam has one rate for all weights; here every
-network of a stack has its own. There are two forms in PyTorch, because they round differently and
-seeded results must stay as they are:
+PyTorch's own Adam has one rate for all weights; here every network of a stack has its own. There
+are two forms, which round differently, and seeded results must stay as they are:
 
 * :func:`foreach_adam`, for the bank, divides the root of the mean square by the root of its bias,
   as ``torch.optim.Adam`` does.
 * :func:`masked_adam`, for sparse networks, divides the mean square by its bias before the root. It
   also decays weights, shrinks them by L1, and keeps removed weights at zero.
-
-The same forms exist in Triton (``fissile.bank.gpu.kernels``) and the first in the compiled kernel
-(``fissile.bank.cpu.ops``).
 """
 
 from __future__ import annotations
@@ -189,7 +185,7 @@ def _torch_adam(
     rates: Rates,
     l1: bool,
 ) -> None:
-    lr, decay, penalty = (value.view(-1, *[1] * (weight.ndim - 1)) for value in rates[:3])
+    lr, decay, penalty = (per_network(value, [weight])[0] for value in rates[:3])
     if mask is not None:
         gradient = torch.where(mask, gradient, 0)
     moments.mean.lerp_(gradient, 1 - BETA1)

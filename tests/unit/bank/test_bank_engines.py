@@ -134,7 +134,7 @@ def test_an_error_costs_no_network(engine, monkeypatch):
     whole, bank = Bank(specs, engine=engine), Bank(specs, engine=engine)
     whole.train(until=4), bank.train(until=1)
     places = {
-        "auto": [(cpu, "read"), (cpu._Job, "_slice"), (cpu._News, "deliver")],
+        "auto": [(cpu, "read"), (cpu._Job, "train"), (cpu, "wait")],
         "plain": [
             (engines._TorchEngine, "_step"),
             (engines, "_finite"),

@@ -1,13 +1,13 @@
 """The kernel of the bank against the plain loop; without a GPU, in Triton's interpreter."""
 
 import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
 
 import fissile
-from fissile import MLP, FissileError, Overlapping
+from fissile import MLP, Overlapping
 from fissile._common.random import order, order_keys
 from fissile.bank import Bank, Data, Dense, Expand, Spec, engines, gpu
 from fissile.bank.loop import Recipe, accuracy, fit, task_loss
@@ -332,28 +332,6 @@ def test_it_says_what_fits():
     assert gpu.fits(16, 32, 128)
     assert not gpu.fits(256, 784, 10)
     assert not gpu.fits(16, 32, 129)
-
-
-def test_what_does_not_fit_together_is_refused():
-    trials, sets = make_trials(2, [20, 8, 1]), make_sets(1, 45, 37, 20, 1)
-    networks, data, keys = stack(trials), data_of(sets, trials), keys_of(trials, 2)
-    bad = [
-        (replace(networks, b1=networks.b1[:, :4]), data, keys, "b1 must be"),
-        (replace(networks, step=networks.step.int()), data, keys, "step must be"),
-        (replace(networks, w1=networks.w1[:1]), data, keys, "must be"),
-        (networks, replace(data, y=data.y.long()), keys, "y must be"),
-        (networks, replace(data, x=data.x.mT.contiguous().mT), keys, "contiguous"),
-        (networks, data, keys[0], "four"),
-    ]
-    for wrong_networks, wrong_data, wrong_keys, message in bad:
-        with pytest.raises(FissileError, match=message):
-            gpu.train(wrong_networks, wrong_data, wrong_keys)
-    for chunk in (48, 8, -16):
-        with pytest.raises(FissileError, match="power of two of at least 16"):
-            gpu.train(networks, data, keys, chunk=chunk)
-    large = make_trials(1, [20, 1024, 1])
-    with pytest.raises(FissileError, match="do not fit on chip"):
-        launch(stack(large), sets, large, epochs=1)
 
 
 # ---- the engine of the bank --------------------------------------------------------------------

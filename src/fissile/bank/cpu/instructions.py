@@ -39,8 +39,24 @@ def inner(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _instructions(function: Callable[..., Any]) -> Any:
-    """Let compiled functions call what a function emits; to type checkers it may be anything."""
-    return intrinsic(function)
+    """Let compiled functions call what a function emits.
+
+    It is given an ``_Emit`` and the arguments, arrays as pointers; what it returns is a number of
+    the first array's dtype, or None.
+    """
+
+    def typed(typing: Any, *kinds: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            on = _Emit(context, builder, signature, args)
+            result = function(on, *on.args)
+            return context.get_dummy_value() if result is None else result
+
+        none = function.__annotations__["return"] == "None"
+        returned = types.void if none else kinds[0].dtype
+        return returned(*kinds), emit
+
+    typed.__name__ = function.__name__
+    return intrinsic(typed)
 
 
 class _Emit(Vectors):
@@ -88,95 +104,77 @@ class _Emit(Vectors):
 
 @_instructions
 def push(
-    typing: Any, tile: Any, r: Any, base: Any, w: Any, col: Any, lo: Any, hi: Any, b: Any, cut: Any
-) -> Any:
+    on: _Emit, tile: Any, r: Any, base: Any, w: Any, col: Any, lo: Any, hi: Any, b: Any, cut: Any
+) -> None:
     """Set tile[r] to the sum of w[p] * tile[base + col[p]] over lo <= p < hi, in registers.
 
     The sum begins with b, or with tile[r] itself if cut & 1; a ReLU follows if cut & 2.
     """
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        on = _Emit(context, builder, signature, args)
-        tile, r, base, w, col, lo, hi, b, cut = on.args
-        row, zero = on.row(tile, r), on.all(on.element, 0.0)
-        goes_on = builder.trunc(cut, BIT)
-        relu = builder.trunc(builder.lshr(cut, cut.type(1)), BIT)
-        sums = [on.variable(builder.select(goes_on, on.load(q), on.copies(b))) for q in row]
-        with on.loop(lo, hi) as p:
-            weight = on.copies(builder.load(builder.gep(w, [p])))
-            on.add_row(sums, weight, tile, on.input_of(col, p, base))
-        for total, pointer in zip(sums, row, strict=True):
-            on.store(on.rectified(builder.load(total), zero, relu), pointer)
-        return context.get_dummy_value()
-
-    return types.void(tile, r, base, w, col, lo, hi, b, cut), emit
+    builder = on.builder
+    row, zero = on.row(tile, r), on.all(on.element, 0.0)
+    goes_on = builder.trunc(cut, BIT)
+    relu = builder.trunc(builder.lshr(cut, cut.type(1)), BIT)
+    sums = [on.variable(builder.select(goes_on, on.load(q), on.copies(b))) for q in row]
+    with on.loop(lo, hi) as p:
+        weight = on.copies(builder.load(builder.gep(w, [p])))
+        on.add_row(sums, weight, tile, on.input_of(col, p, base))
+    for total, pointer in zip(sums, row, strict=True):
+        on.store(on.rectified(builder.load(total), zero, relu), pointer)
 
 
 @_instructions
 def pull(
-    typing: Any, delta: Any, r: Any, w: Any, slot: Any, source: Any, lo: Any, hi: Any,
+    on: _Emit, delta: Any, r: Any, w: Any, slot: Any, source: Any, lo: Any, hi: Any,
     tile: Any, t: Any, rectified: Any,
 ) -> Any:  # fmt: skip
     """Set delta[r] to the sum of w[slot[q]] * delta[source[q]] over lo <= q < hi; return its sum.
 
     No gradient passes where a ReLU is off, that is where tile[t] is zero.
     """
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        on = _Emit(context, builder, signature, args)
-        delta, r, w, slot, source, lo, hi, tile, t, rectified = on.args
-        zero = on.all(on.element, 0.0)
-        sums = [on.variable(zero) for _ in range(LANES // on.width)]
-        with on.loop(lo, hi) as q:
-            weight = on.copies(builder.load(builder.gep(w, [on.input_of(slot, q, lo.type(0))])))
-            on.add_row(sums, weight, delta, on.input_of(source, q, lo.type(0)))
-        whole = zero
-        for total, to, act in zip(sums, on.row(delta, r), on.row(tile, t), strict=True):
-            value = builder.load(total)
-            closed = builder.select(builder.fcmp_unordered(">", on.load(act), zero), value, zero)
-            value = builder.select(builder.trunc(rectified, BIT), closed, value)
-            on.store(value, to)
-            whole = builder.fadd(whole, value)
-        while whole.type.count > 1:
-            half = whole.type.count // 2
-            low, high = on.shuffle(whole, whole, range(half)), range(half, 2 * half)
-            whole = builder.fadd(low, on.shuffle(whole, whole, high))
-        return builder.extract_element(whole, WORD(0))
-
-    sig = delta.dtype(delta, r, w, slot, source, lo, hi, tile, t, rectified)
-    return sig, emit
+    builder = on.builder
+    zero = on.all(on.element, 0.0)
+    sums = [on.variable(zero) for _ in range(LANES // on.width)]
+    with on.loop(lo, hi) as q:
+        weight = on.copies(builder.load(builder.gep(w, [on.input_of(slot, q, lo.type(0))])))
+        on.add_row(sums, weight, delta, on.input_of(source, q, lo.type(0)))
+    whole = zero
+    for total, to, act in zip(sums, on.row(delta, r), on.row(tile, t), strict=True):
+        value = builder.load(total)
+        closed = builder.select(builder.fcmp_unordered(">", on.load(act), zero), value, zero)
+        value = builder.select(builder.trunc(rectified, BIT), closed, value)
+        on.store(value, to)
+        whole = builder.fadd(whole, value)
+    while whole.type.count > 1:
+        half = whole.type.count // 2
+        low, high = on.shuffle(whole, whole, range(half)), range(half, 2 * half)
+        whole = builder.fadd(low, on.shuffle(whole, whole, high))
+    return builder.extract_element(whole, WORD(0))
 
 
 @_instructions
 def add_dots(
-    typing: Any, grad: Any, tile: Any, base: Any, col: Any, lo: Any, hi: Any, delta: Any, r: Any
-) -> Any:
+    on: _Emit, grad: Any, tile: Any, base: Any, col: Any, lo: Any, hi: Any, delta: Any, r: Any
+) -> None:
     """grad[p] += dot of delta[r] and tile[base + col[p]] for lo <= p < hi, a group at a time."""
+    builder = on.builder
+    held = [on.load(pointer) for pointer in on.row(delta, r)]
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        on = _Emit(context, builder, signature, args)
-        grad, tile, base, col, lo, hi, delta, r = on.args
-        held = [on.load(pointer) for pointer in on.row(delta, r)]
+    def dot(p: Any) -> Any:
+        pointers = on.row(tile, on.input_of(col, p, base))
+        total = builder.fmul(held[0], on.load(pointers[0]))
+        for d, pointer in zip(held[1:], pointers[1:], strict=True):
+            total = on.multiply_add(d, on.load(pointer), total)
+        return total
 
-        def dot(p: Any) -> Any:
-            pointers = on.row(tile, on.input_of(col, p, base))
-            total = builder.fmul(held[0], on.load(pointers[0]))
-            for d, pointer in zip(held[1:], pointers[1:], strict=True):
-                total = on.multiply_add(d, on.load(pointer), total)
-            return total
-
-        last = builder.sub(hi, hi.type(1))
-        with on.loop(lo, hi, GROUP) as p:
-            # Beyond the end the last dot is repeated, and not added.
-            places = [builder.add(p, p.type(i)) for i in range(GROUP)]
-            clamped = [builder.select(builder.icmp_signed("<", q, hi), q, last) for q in places]
-            sums = _sums(on, [dot(q) for q in clamped])
-            to = on.at(grad, p, GROUP)
-            counted, zero = on.first(builder.sub(hi, p), GROUP), on.all(on.element, 0.0, GROUP)
-            on.store(builder.fadd(on.load(to), builder.select(counted, sums, zero)), to)
-        return context.get_dummy_value()
-
-    return types.void(grad, tile, base, col, lo, hi, delta, r), emit
+    last = builder.sub(hi, hi.type(1))
+    with on.loop(lo, hi, GROUP) as p:
+        # Beyond the end the last dot is repeated, and not added.
+        places = [builder.add(p, p.type(i)) for i in range(GROUP)]
+        clamped = [builder.select(builder.icmp_signed("<", q, hi), q, last) for q in places]
+        sums = _sums(on, [dot(q) for q in clamped])
+        to = on.at(grad, p, GROUP)
+        counted, zero = on.first(builder.sub(hi, p), GROUP), on.all(on.element, 0.0, GROUP)
+        on.store(builder.fadd(on.load(to), builder.select(counted, sums, zero)), to)
 
 
 def _sums(on: _Emit, vectors: list[Any]) -> Any:
@@ -192,40 +190,28 @@ def _sums(on: _Emit, vectors: list[Any]) -> Any:
 
 
 @_instructions
-def prefetch(typing: Any, x: Any, index: Any) -> Any:
+def prefetch(on: _Emit, x: Any, index: Any) -> None:
     """Ask for the cache line of an entry of x, counted through all rows."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        on = _Emit(context, builder, signature, args)
-        x, index = on.args
-        on.prefetch(builder.bitcast(builder.gep(x, [index]), BYTE.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(x, index), emit
+    builder = on.builder
+    on.prefetch(builder.bitcast(builder.gep(x, [index]), BYTE.as_pointer()))
 
 
 @_instructions
-def turn(typing: Any, tile: Any, x: Any, width: Any, rows: Any, lane: Any, feature: Any) -> Any:
+def turn(on: _Emit, tile: Any, x: Any, width: Any, rows: Any, lane: Any, feature: Any) -> None:
     """tile[feature + i, lane + k] = x[rows[lane + k], feature + i] for a square of i and k."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        on = _Emit(context, builder, signature, args)
-        tile, x, width, rows, lane, feature = on.args
-        size, whole = on.width, lane.type
-        square = []
-        for k in range(size):
-            sample = builder.load(builder.gep(rows, [builder.add(lane, whole(k))]))
-            begin = builder.add(builder.mul(sample, width), feature)
-            square.append(on.load(on.at(x, begin)))
-        low = [i // 2 + size * (i % 2) for i in range(size)]
-        high = [i + size // 2 for i in low]
-        for _ in range(size.bit_length() - 1):
-            # A perfect shuffle of rows and entries; after log2(size) of them the square is turned.
-            pairs = zip(square[: size // 2], square[size // 2 :], strict=True)
-            square = [on.shuffle(a, b, how) for a, b in pairs for how in (low, high)]
-        for i, values in enumerate(square):
-            row = builder.mul(builder.add(feature, whole(i)), whole(LANES))
-            on.store(values, on.at(tile, builder.add(row, lane)))
-        return context.get_dummy_value()
-
-    return types.void(tile, x, width, rows, lane, feature), emit
+    builder = on.builder
+    size, whole = on.width, lane.type
+    square = []
+    for k in range(size):
+        sample = builder.load(builder.gep(rows, [builder.add(lane, whole(k))]))
+        begin = builder.add(builder.mul(sample, width), feature)
+        square.append(on.load(on.at(x, begin)))
+    low = [i // 2 + size * (i % 2) for i in range(size)]
+    high = [i + size // 2 for i in low]
+    for _ in range(size.bit_length() - 1):
+        # A perfect shuffle of rows and entries; after log2(size) of them the square is turned.
+        pairs = zip(square[: size // 2], square[size // 2 :], strict=True)
+        square = [on.shuffle(a, b, how) for a, b in pairs for how in (low, high)]
+    for i, values in enumerate(square):
+        row = builder.mul(builder.add(feature, whole(i)), whole(LANES))
+        on.store(values, on.at(tile, builder.add(row, lane)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from fissile._common.errors import FissileError, whole
 from fissile._common.llvm import CACHE_LINE
-from fissile._common.random import ROUNDS, order_shape
+from fissile._common.random import order_keys, order_shape
 from fissile.bank.cpu.instructions import (
     LANES,
     add_dots,
@@ -33,7 +32,6 @@ from fissile.bank.cpu.layout import (
 from fissile.bank.cpu.ops import (
     adam,
     add_normalized,
-    fill_keys,
     fill_order,
     loss_and_gradient,
     normalize,
@@ -59,10 +57,20 @@ class Trained(NamedTuple):
     loss: Array
 
 
+class _Task(NamedTuple):
+    """What networks are trained on, how much of it in a step, and what scrambles its order."""
+
+    train: Samples
+    test: Samples
+    batch: int
+    low: int  # the low bits, which number the samples
+    shift: int
+
+
 def train_networks(
     architecture: Architecture,
     wiring: Wiring,
-    state: Sequence[Array],
+    state: tuple[Array, ...],
     steps: Array,
     rows: Array,
     seeds: Array,
@@ -75,79 +83,32 @@ def train_networks(
     """Train some networks of a stack in place, one after the other, in one compiled call.
 
     >>> wiring = Wiring.of(masks)
-    >>> state = [wiring.pack(weights, biases), *np.zeros((2, networks, wiring.width))]
+    >>> theta = wiring.pack(weights, biases)
+    >>> state = theta, np.zeros_like(theta), np.zeros_like(theta)
     >>> done = train_networks(architecture, wiring, state, steps, np.arange(64), seeds, range(25),
     ...                       train, test, hyper, batch=64)
 
-    ``state`` holds biases and weights of all networks (before them, if there are LayerNorms, scales
-    and shifts of all neurons), then Adam's first and second moments. ``steps`` counts Adam's steps.
-    Both change in place. ``rows`` says which networks to train.
+    ``state`` holds the flat rows of all networks, then Adam's first and second moments; ``steps``
+    counts Adam's steps. Both change in place. ``rows`` says which networks to train. All arrays
+    are contiguous, and those of numbers have one dtype.
 
     A network whose loss or parameters cease to be finite is left as it was after its last finished
     epoch.
     """
-    _check(architecture, wiring, state, (train, test), batch)
     bits, shift = order_shape(len(train.x))
-    layers = _Layers(
-        np.array(architecture.sizes),
-        np.array(architecture.relu),
-        np.array(architecture.biased),
-        architecture.first,
-        np.array(architecture.norm or [0.0] * len(architecture.relu)),
-    )
-    scratch = make_scratch(
-        architecture, wiring, state[0], len(train.x), bool(hyper.orthogonal.any())
-    )
+    numbers = torch.arange(epochs.start, epochs.stop)
+    keys = order_keys(torch.as_tensor(seeds[rows]).unsqueeze(-1), numbers).numpy()
+    scratch = make_scratch(architecture, state[0], len(train.x), bool(hyper.orthogonal.any()))
     curves = np.full((len(rows), 2, len(epochs)), np.nan)
-    keys = np.empty((len(epochs), ROUNDS, 2), np.uint32)
     finished = _train_rows(
-        layers, wiring.ptr, wiring.col, state[0], state[1], state[2], steps,
-        np.asarray(rows, np.int64), seeds, epochs.start, train, test, keys,
-        ((1 << bits) - 1, shift), hyper, batch, scratch, curves,
+        architecture, wiring.ptr, wiring.col, state, steps, rows, keys.astype(np.uint32),
+        _Task(train, test, batch, (1 << bits) - 1, shift), hyper, scratch, curves,
     )  # fmt: skip
     return Trained(finished, curves[:, 0], curves[:, 1])
 
 
-def _check(
-    architecture: Architecture,
-    wiring: Wiring,
-    state: Sequence[Array],
-    samples: tuple[Samples, ...],
-    batch: int,
-) -> None:
-    """Refuse what does not fit together: compiled code would read beyond an array's end."""
-    kinds = {array.dtype for array in (*state, *[one.x for one in samples])}
-    if len(kinds) > 1:
-        raise FissileError(f"parameters, moments and samples have several dtypes: {kinds}")
-    shape = (len(wiring.ptr), architecture.front + wiring.width)
-    if wiring.sizes != architecture.sizes or any(one.shape != shape for one in state):
-        raise FissileError(f"the flat parameters do not belong to layers {architecture.sizes}")
-    if not all(one.flags.c_contiguous for one in state):
-        raise FissileError("parameters and moments must be contiguous: they change in place")
-    for x, y in samples:
-        if x.ndim != 2 or x.shape[1] != architecture.sizes[0] or y.shape != x.shape[:1]:
-            raise FissileError(
-                f"samples {x.shape} with labels {y.shape} do not fit {architecture.sizes[0]} inputs"
-            )
-        if not len(x):
-            raise FissileError("there are no samples to train on or to test with")
-    whole("the batch", batch, least=1)
-
-
-class _Layers(NamedTuple):
-    sizes: Array
-    relu: Array
-    biased: Array
-    first: int
-    norm: Array
-
-
 class _Net(NamedTuple):
-    sizes: Array
-    relu: Array
-    biased: Array
-    first: int
-    norm: Array
+    layers: Architecture
     scale: Array  # of the LayerNorms, neuron by neuron; empty without any
     shift: Array
     cut: Array  # [blocks + 1, rows]: a neuron's weights, cut where a block of inputs begins
@@ -171,7 +132,7 @@ def _fill_cuts(cut: Array, ptr: Array, col: Array) -> None:
 
 
 @inner
-def _fill_outgoing(layers: _Layers, ptr: Array, col: Array, scratch: Scratch) -> None:
+def _fill_outgoing(layers: Architecture, ptr: Array, col: Array, scratch: Scratch) -> None:
     """List the weights of all but the first layer by the neuron they come from."""
     outptr, slot, target = scratch.outptr, scratch.slot, scratch.target
     outptr[:] = 0
@@ -216,26 +177,23 @@ def _forward(
 ) -> None:
     """Compute the activations of the tile's samples, layer upon layer."""
     below, row, inputs = 0, 0, x.shape[1]
-    for layer in range(len(net.relu)):
-        size = net.sizes[layer]
-        end = row + net.sizes[layer + 1]
+    for layer in range(len(net.layers.relu)):
+        size = net.layers.sizes[layer]
+        end = row + net.layers.sizes[layer + 1]
         last = blocks(size) - 1
         for block in range(last + 1):
             if layer == 0:
                 _gather(tile, x, rows, block * BLOCK, min(size, (block + 1) * BLOCK))
-            relu = net.relu[layer] and net.norm[layer] == 0
+            relu = net.layers.relu[layer] and net.layers.norm[layer] == 0
             cut = (block > 0) + 2 * (block == last and relu)
             for r in range(row, end):
                 lo, hi = net.cut[block, r], net.cut[block + 1, r]
                 push(tile, inputs + r, below, w, net.col, lo, hi, b[r], cut)
-        if net.norm[layer] > 0:
+        if net.layers.norm[layer] > 0:
             neurons = tile[inputs + row : inputs + end]
-            scale, shift = net.scale[row:end], net.shift[row:end]
-            spread = scratch.spread
-            normalize(
-                neurons, scale, shift, net.norm[layer], net.relu[layer], scratch.hat[row:end],
-                spread[layer], spread[len(spread) - 1],
-            )  # fmt: skip
+            scale, shift, hat = net.scale[row:end], net.shift[row:end], scratch.hat[row:end]
+            spread, eps, relu = scratch.spread, net.layers.norm[layer], net.layers.relu[layer]
+            normalize(neurons, scale, shift, eps, relu, hat, spread[layer], spread[-1])
         below += size
         row = end
 
@@ -244,20 +202,20 @@ def _forward(
 def _backward(net: _Net, w: Array, tile: Array, grad: Array, scratch: Scratch) -> None:
     """Add the gradients of the tile's samples, from the delta of the outputs downwards."""
     delta, front = scratch.delta, len(net.scale) + len(net.shift)
-    row, inputs = len(delta), net.sizes[0]
+    row, inputs = len(delta), net.layers.sizes[0]
     grad_b, grad_w = grad[front : front + row], grad[front + row :]
-    _add_sums(grad_b, delta, row - net.sizes[-1], row, net.biased[-1])
-    for layer in range(len(net.relu) - 1, -1, -1):
-        size = net.sizes[layer]
-        end, row = row, row - net.sizes[layer + 1]
+    _add_sums(grad_b, delta, row - net.layers.sizes[-1], row, net.layers.biased[-1])
+    for layer in range(len(net.layers.relu) - 1, -1, -1):
+        size = net.layers.sizes[layer]
+        end, row = row, row - net.layers.sizes[layer + 1]
         begin = row - size  # among neurons; the inputs come before them in the tile
         for block in range(blocks(size)):
             for r in range(row, end):
                 lo, hi = net.cut[block, r], net.cut[block + 1, r]
                 add_dots(grad_w, tile, inputs + begin, net.col, lo, hi, delta, r)
         if layer > 0:
-            biased, relu = net.biased[layer - 1], net.relu[layer - 1]
-            normed = net.norm[layer - 1] > 0
+            biased, relu = net.layers.biased[layer - 1], net.layers.relu[layer - 1]
+            normed = net.layers.norm[layer - 1] > 0
             for r in range(begin, row):
                 lo, hi = net.outptr[r], net.outptr[r + 1]
                 total = pull(delta, r, w, net.slot, net.target, lo, hi, tile, inputs + r, relu)
@@ -286,7 +244,7 @@ def _add_orthogonal(
     net: _Net, w: Array, grad_w: Array, strength: float, dense: Array, gram: Array, line: Array
 ) -> None:
     """Add the gradient of ||W1 W1^T - I||^2, which is 4 (W1 W1^T - I) W1, where weights exist."""
-    row, last = net.sizes[1 : net.first + 1].sum(), len(net.cut) - 1
+    row, last = net.layers.sizes[1 : net.layers.first + 1].sum(), len(net.cut) - 1
     for i in range(len(dense)):
         for p in range(net.cut[0, row + i], net.cut[last, row + i]):
             dense[i, net.col[p]] = w[p]
@@ -310,8 +268,8 @@ def _add_orthogonal(
 @inner
 def _add_absolute(net: _Net, w: Array, grad_w: Array, l1: float) -> None:
     """Add the gradient of L1 on W1; a weight of zero has none."""
-    row = net.sizes[1 : net.first + 1].sum()
-    end = row + net.sizes[net.first + 1] - 1
+    row = net.layers.sizes[1 : net.layers.first + 1].sum()
+    end = row + net.layers.sizes[net.layers.first + 1] - 1
     real = w.dtype.type
     lo, hi = net.cut[0, row], net.cut[len(net.cut) - 1, end]
     weight, grad = w[lo:hi], grad_w[lo:hi]
@@ -356,17 +314,11 @@ def _step(
     return total
 
 
-# Loops, because assignments to slices may fail in ways that take two seconds to compile.
+# A loop, because assignments to slices may fail in ways that take two seconds to compile.
 @inner
-def _keep(theta: Array, m: Array, v: Array, kept: Array) -> None:
-    for i in range(len(theta)):
-        kept[0, i], kept[1, i], kept[2, i] = theta[i], m[i], v[i]
-
-
-@inner
-def _go_back(kept: Array, theta: Array, m: Array, v: Array) -> None:
-    for i in range(len(theta)):
-        theta[i], m[i], v[i] = kept[0, i], kept[1, i], kept[2, i]
+def _copy(source: Array, target: Array) -> None:
+    for i in range(len(source)):
+        target[i] = source[i]
 
 
 @inner
@@ -381,7 +333,7 @@ def _all_finite(values: Array) -> bool:
 def _accuracy(net: _Net, b: Array, w: Array, test: Samples, scratch: Scratch) -> float:
     """Return the share of test samples that are classified rightly; the first maximum counts."""
     tile, rows = scratch.tile, scratch.rows
-    classes, samples, right = net.sizes[-1], len(test.x), 0
+    classes, samples, right = net.layers.sizes[-1], len(test.x), 0
     top = len(tile) - classes
     for begin in range(0, samples, LANES):
         for k in range(LANES):
@@ -398,32 +350,29 @@ def _accuracy(net: _Net, b: Array, w: Array, test: Samples, scratch: Scratch) ->
 @inner
 def _train(
     net: _Net,
-    theta: Array,
-    m: Array,
-    v: Array,
+    state: tuple[Array, ...],
     step: int,
-    train: Samples,
-    test: Samples,
     keys: Array,
-    places: tuple[int, int],
+    task: _Task,
     hyper: Hyper,
-    batch: int,
     scratch: Scratch,
     curves: Array,
 ) -> tuple[int, int]:
     """Train for as many epochs as there are keys; stop at the last one that is finite."""
-    samples, kept, done, neurons = len(train.x), scratch.kept, step, len(scratch.delta)
+    theta, m, v = state
+    samples, kept, done, neurons = len(task.train.x), scratch.kept, step, len(scratch.delta)
     front = len(net.scale) + len(net.shift)
     b, w = theta[front : front + neurons], theta[front + neurons :]
     grad_w = scratch.grad[front + neurons :]
     dense, gram, line = scratch.dense, scratch.gram, scratch.line
     for epoch in range(len(keys)):
-        _keep(theta, m, v, kept)
-        fill_order(scratch.order, scratch.outside, keys[epoch], places)
+        for k in range(3):
+            _copy(state[k], kept[k])
+        fill_order(scratch.order, scratch.outside, keys[epoch], task.low, task.shift)
         total = 0.0
-        for begin in range(0, samples, batch):
-            size = min(batch, samples - begin)
-            total += _step(net, b, w, train, begin, size, scratch)
+        for begin in range(0, samples, task.batch):
+            size = min(task.batch, samples - begin)
+            total += _step(net, b, w, task.train, begin, size, scratch)
             if not abs(total) < np.inf:
                 break
             step += 1
@@ -432,50 +381,42 @@ def _train(
                 _add_orthogonal(net, w, grad_w, hyper.orthogonal, dense, gram, line)
             adam(theta, m, v, scratch.grad, step, hyper.lr, hyper.l2)
         if not abs(total) < np.inf or not _all_finite(theta):
-            _go_back(kept, theta, m, v)
+            for k in range(3):
+                _copy(kept[k], state[k])
             return epoch, done
         done = step
-        curves[0, epoch] = _accuracy(net, b, w, test, scratch)
+        curves[0, epoch] = _accuracy(net, b, w, task.test, scratch)
         curves[1, epoch] = total / samples
     return len(keys), done
 
 
 @compiled
 def _train_rows(
-    layers: _Layers,
+    layers: Architecture,
     ptr: Array,
     col: Array,
-    theta: Array,
-    m: Array,
-    v: Array,
+    state: tuple[Array, ...],
     steps: Array,
     rows: Array,
-    seeds: Array,
-    start: int,
-    train: Samples,
-    test: Samples,
     keys: Array,
-    places: tuple[int, int],
+    task: _Task,
     hyper: Hyper,
-    batch: int,
     scratch: Scratch,
     curves: Array,
 ) -> Array:
     """Train networks one after the other; return how many epochs each has finished."""
     finished = np.empty(len(rows), np.int64)
+    theta, m, v = state
     for i, n in enumerate(rows):
         _fill_cuts(scratch.cut, ptr[n], col[n])
         _fill_outgoing(layers, ptr[n], col[n], scratch)
-        fill_keys(keys, seeds[n], start)
         normed = len(scratch.hat)  # neurons, or none without a LayerNorm
         net = _Net(
-            layers.sizes, layers.relu, layers.biased, layers.first, layers.norm,
-            theta[n, :normed], theta[n, normed : 2 * normed],
+            layers, theta[n, :normed], theta[n, normed : 2 * normed],
             scratch.cut, col[n], scratch.outptr, scratch.slot, scratch.target,
         )  # fmt: skip
         mine = Hyper(hyper.lr[n], hyper.l1[n], hyper.l2[n], hyper.orthogonal[n])
         finished[i], steps[n] = _train(
-            net, theta[n], m[n], v[n], steps[n], train, test, keys, places, mine, batch, scratch,
-            curves[i],
-        )  # fmt: skip
+            net, (theta[n], m[n], v[n]), steps[n], keys[i], task, mine, scratch, curves[i]
+        )
     return finished

@@ -22,31 +22,40 @@ Array = npt.NDArray[Any]
 BLOCK = 64
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(NamedTuple):
     """The linear layers of a network: their widths, what is behind them, and which is W1.
 
-    >>> Architecture((32, 8, 1), relu=(True, False), biased=(True, True))
-
-    ``norm`` holds the epsilon of the LayerNorm behind each layer, 0 where there is none, or nothing
-    if there is none at all. Scales and shifts come before the biases in a flat row.
+    >>> Architecture.of((32, 8, 1), relu=(True, False), biased=(True, True))
     """
 
-    sizes: tuple[int, ...]
-    relu: tuple[bool, ...]
-    biased: tuple[bool, ...]
-    first: int = 0
-    norm: tuple[float, ...] = ()
+    sizes: Array
+    relu: Array
+    biased: Array
+    first: int
+    norm: Array  # the epsilon of the LayerNorm behind each layer, 0 where there is none
+
+    @classmethod
+    def of(
+        cls,
+        sizes: Sequence[int],
+        relu: Sequence[bool],
+        biased: Sequence[bool],
+        first: int = 0,
+        norm: Sequence[float] | None = None,
+    ) -> Architecture:
+        """Take anything that numpy understands."""
+        eps = np.array(norm or [0.0] * len(relu))
+        return cls(np.array(sizes), np.array(relu), np.array(biased), first, eps)
 
     @property
     def rows(self) -> int:
         """Count the neurons of all layers, outputs included."""
-        return sum(self.sizes[1:])
+        return int(self.sizes[1:].sum())
 
     @property
-    def front(self) -> int:
-        """Count what comes before the biases in a flat row: scales and shifts of LayerNorms."""
-        return 2 * self.rows if self.norm else 0
+    def vectors(self) -> tuple[str, ...]:
+        """Name what a flat row has of every neuron before the weights."""
+        return ("scale", "shift", "bias") if self.norm.any() else ("bias",)
 
 
 class Samples(NamedTuple):
@@ -82,13 +91,14 @@ class Wiring:
     >>> theta = wiring.pack([w1, w2], [b1, b2])
     >>> (w1, w2), (b1, b2) = wiring.unpack(theta)
 
-    Row n of ``theta`` holds the biases of all neurons, then the weights of neuron after neuron;
-    networks with fewer weights than others are padded with zeros that nothing touches.
+    A row of ``theta`` is a network: one or more vectors over all neurons (the biases), then the
+    weights of neuron after neuron. Zeros fill up the rows of networks with fewer weights.
     """
 
     sizes: tuple[int, ...]
     ptr: Array  # [networks, rows + 1]: where each neuron's weights begin
     col: Array  # [networks, width]: which input each weight reads
+    place: Array  # [networks, width]: where each weight lies in the matrices, one past all for none
 
     @classmethod
     def of(cls, masks: Sequence[npt.ArrayLike]) -> Wiring:
@@ -99,65 +109,39 @@ class Wiring:
         ptr = np.zeros((len(counts), counts.shape[1] + 1), np.int32)
         np.cumsum(counts, 1, out=ptr[:, 1:])
         flat = np.concatenate([layer.reshape(len(layer), -1) for layer in layers], 1)
-        network, place = np.nonzero(flat)
-        inputs = np.concatenate([np.tile(np.arange(i), o) for i, o in pairwise(sizes)])
-        col = np.zeros((len(flat), int(ptr[:, -1].max())), np.int32)
-        col[network, _rank(network, ptr)] = inputs[place]
-        return cls(sizes, ptr, col)
-
-    @property
-    def rows(self) -> int:
-        """Count the neurons of one network."""
-        return sum(self.sizes[1:])
-
-    @property
-    def width(self) -> int:
-        """Count the entries of one network's flat row."""
-        return self.rows + int(self.col.shape[1])
+        width = int(ptr[:, -1].max())
+        place = np.argsort(~flat, 1, kind="stable")[:, :width]  # those that exist come first
+        place[np.arange(width) >= ptr[:, -1:]] = flat.shape[1]
+        inputs = [np.tile(np.arange(i, dtype=np.int32), o) for i, o in pairwise(sizes)]
+        return cls(sizes, ptr, np.append(np.concatenate(inputs), np.int32(0))[place], place)
 
     def pack(
-        self, weights: Sequence[npt.ArrayLike], biases: Sequence[npt.ArrayLike | None]
+        self, weights: Sequence[npt.ArrayLike], *vectors: Sequence[npt.ArrayLike | None]
     ) -> Array:
-        """Write stacks of weights [networks, outputs, inputs] and biases out as flat rows."""
+        """Write stacks of weights [networks, outputs, inputs] and of vectors out as flat rows."""
         stacks = [np.asarray(weight) for weight in weights]
-        dense = np.concatenate([stack.reshape(len(stack), -1) for stack in stacks], 1)
-        theta = np.zeros((len(dense), self.rows + self.col.shape[1]), dense.dtype)
-        row = 0
-        for outputs, bias in zip(self.sizes[1:], biases, strict=True):
-            if bias is not None:
-                theta[:, row : row + outputs] = np.asarray(bias)
-            row += outputs
-        network, slot, place = self._places()
-        theta[network, self.rows + slot] = dense[network, place]
-        return theta
+        nothing = np.zeros((len(self.ptr), max(self.sizes)), stacks[0].dtype)
+        dense = [*[stack.reshape(len(stack), -1) for stack in stacks], nothing[:, :1]]
+        neurons = [
+            nothing[:, :outputs] if values is None else np.asarray(values)
+            for vector in vectors
+            for outputs, values in zip(self.sizes[1:], vector, strict=True)
+        ]
+        existing = np.take_along_axis(np.concatenate(dense, 1), self.place, 1)
+        return np.concatenate([*neurons, existing], 1)
 
-    def unpack(self, theta: Array) -> tuple[list[Array], list[Array]]:
-        """Read the stacks back, with zeros where no weight exists; biases come for all layers."""
-        network, slot, place = self._places()
+    def unpack(self, theta: Array) -> list[list[Array]]:
+        """Return the weights, with zeros where none exist, and the vectors, layer by layer."""
         shapes = [(outputs, inputs) for inputs, outputs in pairwise(self.sizes)]
-        dense = np.zeros((len(theta), sum(o * i for o, i in shapes)), theta.dtype)
-        dense[network, place] = theta[network, self.rows + slot]
-        ends = np.cumsum([o * i for o, i in shapes])[:-1]
-        parts = np.split(dense, ends, 1)
-        weights = [p.reshape(-1, *s) for p, s in zip(parts, shapes, strict=True)]
-        biases = np.split(theta[:, : self.rows], np.cumsum(self.sizes[1:])[:-1], 1)
-        return weights, [bias.copy() for bias in biases]
-
-    def _places(self) -> tuple[Array, Array, Array]:
-        """Return, for every weight, its network, its slot there, and its place in dense layers."""
-        fan_in = np.concatenate([np.full(o, i) for i, o in pairwise(self.sizes)])
-        begin = np.cumsum(fan_in) - fan_in
-        counts = np.diff(self.ptr, axis=1)
-        network = np.repeat(np.arange(len(counts)), counts.sum(1))
-        slot = _rank(network, self.ptr)
-        row = np.repeat(np.tile(np.arange(self.rows), len(counts)), counts.reshape(-1))
-        return network, slot, begin[row] + self.col[network, slot]
-
-
-def _rank(network: Array, ptr: Array) -> Array:
-    """Number the weights of each network from zero; they are listed network after network."""
-    ends = np.cumsum(ptr[:, -1], dtype=np.int64)
-    return np.arange(len(network)) - (ends - ptr[:, -1])[network]
+        ends = np.cumsum([0, *[o * i for o, i in shapes]])
+        dense = np.zeros((len(theta), ends[-1] + 1), theta.dtype)
+        front = theta.shape[1] - self.place.shape[1]
+        np.put_along_axis(dense, self.place, theta[:, front:], 1)
+        parts = np.split(dense[:, :-1], ends[1:-1], 1)
+        weights = [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
+        vectors = np.split(theta[:, :front], front // sum(self.sizes[1:]), 1)
+        cuts = np.cumsum(self.sizes[1:])[:-1]
+        return [weights, *[np.split(vector, cuts, 1) for vector in vectors]]
 
 
 @compiled
@@ -192,35 +176,33 @@ class Scratch(NamedTuple):
 
 
 def make_scratch(
-    architecture: Architecture, wiring: Wiring, state: Array, samples: int, orthogonal: bool
+    architecture: Architecture, theta: Array, samples: int, orthogonal: bool
 ) -> Scratch:
-    """Return working memory for networks of an architecture."""
-    kind, rows = state.dtype, architecture.rows
-    width = architecture.front + wiring.width
-    normed = rows if architecture.norm else 0
+    """Return working memory for networks of an architecture, of which theta has the flat rows."""
+    kind, width, rows = theta.dtype, theta.shape[1], architecture.rows
+    layers, normed = len(architecture.norm), rows if architecture.norm.any() else 0
     inputs, outputs = architecture.sizes[architecture.first : architecture.first + 2]
     square = (outputs, inputs) if orthogonal else (0, 0)
-    cuts = max(blocks(inputs) for inputs in architecture.sizes[:-1]) + 1
     return Scratch(
-        _aligned((architecture.sizes[0] + rows, LANES), kind),
-        _aligned((rows, LANES), kind),
-        _aligned((1, width + GROUP), kind)[0],
-        np.empty((3, width), kind),
-        np.empty(samples, np.uint32),
-        np.empty(samples, np.uint32),
-        np.zeros(LANES, np.int64),
-        np.zeros(LANES, np.int64),
-        np.zeros(LANES, np.int64),
-        _aligned((3 + architecture.sizes[-1], LANES), np.dtype(np.float64)),
-        np.zeros(square, kind),
-        np.zeros((square[0], square[0]), kind),
-        np.zeros(square[1], kind),
-        _aligned((normed, LANES), kind),
-        _aligned((len(architecture.norm) + 2, LANES), kind),
-        np.empty((cuts, rows), np.int64),
-        np.empty(rows + 1, np.int64),
-        np.empty(width, np.int32),
-        np.empty(width, np.int32),
+        tile=_aligned((architecture.sizes[0] + rows, LANES), kind),
+        delta=_aligned((rows, LANES), kind),
+        grad=_aligned((1, width + GROUP), kind)[0],
+        kept=np.empty((3, width), kind),
+        order=np.empty(samples, np.uint32),
+        outside=np.empty(samples, np.uint32),
+        rows=np.zeros(LANES, np.int64),
+        y=np.zeros(LANES, np.int64),
+        bits=np.zeros(LANES, np.int64),
+        work=_aligned((3 + architecture.sizes[-1], LANES), np.dtype(np.float64)),
+        dense=np.zeros(square, kind),
+        gram=np.zeros((square[0], square[0]), kind),
+        line=np.zeros(square[1], kind),
+        hat=_aligned((normed, LANES), kind),
+        spread=_aligned((layers + 2 if normed else 2, LANES), kind),
+        cut=np.empty((max(map(blocks, architecture.sizes[:-1])) + 1, rows), np.int64),
+        outptr=np.empty(rows + 1, np.int64),
+        slot=np.empty(width, np.int32),
+        target=np.empty(width, np.int32),
     )
 
 

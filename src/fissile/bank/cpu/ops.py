@@ -12,10 +12,8 @@ from fissile.bank.cpu.instructions import LANES, compiled, inner
 from fissile.bank.cpu.layout import Array
 from fissile.bank.step import BETA1, BETA2, EPS
 
-__all__ = ["adam", "add_normalized", "fill_keys", "fill_order", "loss_and_gradient", "normalize"]
+__all__ = ["adam", "add_normalized", "fill_order", "loss_and_gradient", "normalize"]
 
-_WORD = np.uint64(0xFFFFFFFF)
-_GOLDEN = np.uint64(0x9E3779B9)
 _LOG2_E = 1 / math.log(2)
 _LN2 = math.log(2)
 #: The series of exp from its smallest term, exact to double precision within half of ln 2.
@@ -25,36 +23,12 @@ _TAYLOR = tuple(1 / math.factorial(i) for i in range(13, -1, -1))
 # --- the order of samples
 
 
-@inner
-def _mixed(state: Any, word: Any) -> Any:
-    """Mix a word into a hash, as `fissile._common.random.hash32` does."""
-    state = ((state ^ word) + _GOLDEN) & _WORD
-    state = state ^ (state >> np.uint64(16))
-    state = (state * np.uint64(0x85EBCA6B)) & _WORD
-    state = state ^ (state >> np.uint64(13))
-    state = (state * np.uint64(0xC2B2AE35)) & _WORD
-    return state ^ (state >> np.uint64(16))
-
-
 @compiled
-def fill_keys(keys: Array, seed: int, start: int) -> None:
-    """Write what `fissile._common.random.order_keys` gives for a seed and consecutive epochs."""
-    half, zero = np.uint64(32), np.uint64(0)
-    for e in range(len(keys)):
-        state = _GOLDEN
-        for number in (np.uint64(seed), np.uint64(start + e)):
-            state = _mixed(_mixed(state, number & _WORD), number >> half)
-        for k in range(2 * ROUNDS):
-            word = _mixed(_mixed(state, np.uint64(k)), zero)
-            keys[e, k // 2, k % 2] = np.uint32(word | np.uint64(k % 2 == 0))
-
-
-@compiled
-def fill_order(order: Array, outside: Array, keys: Array, places: tuple[int, int]) -> None:
+def fill_order(order: Array, outside: Array, keys: Array, low: int, shift: int) -> None:
     """Write the order of an epoch; positions that land beyond the samples are moved on together."""
     samples = len(order)
     for i in range(samples):
-        order[i] = _place(np.uint32(i), keys, places)
+        order[i] = _place(np.uint32(i), keys, low, shift)
     count = 0
     for i in range(samples):
         outside[count] = i
@@ -63,17 +37,16 @@ def fill_order(order: Array, outside: Array, keys: Array, places: tuple[int, int
         waiting, count = count, 0
         for k in range(waiting):
             i = outside[k]
-            order[i] = _place(order[i], keys, places)
+            order[i] = _place(order[i], keys, low, shift)
             outside[count] = i
             count += order[i] >= samples
 
 
 @inner
-def _place(position: Any, keys: Array, places: tuple[int, int]) -> Any:
-    mask, shift = np.uint32(places[0]), np.uint32(places[1])
+def _place(position: Any, keys: Array, low: int, shift: int) -> Any:
     for k in range(ROUNDS):
-        position = np.uint32(np.uint32(position * keys[k, 0]) + keys[k, 1]) & mask
-        position = np.uint32(position ^ (position >> shift))
+        position = np.uint32(np.uint32(position * keys[k, 0]) + keys[k, 1]) & np.uint32(low)
+        position = np.uint32(position ^ (position >> np.uint32(shift)))
     return position
 
 

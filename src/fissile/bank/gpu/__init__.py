@@ -14,18 +14,28 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from fissile._common.errors import FissileError, whole
-from fissile._common.random import ROUNDS, order_keys, order_shape
+from fissile._common.random import order_keys, order_shape
 from fissile.bank.spec import Dense, Expand
-from fissile.bank.stack import HYPER, Stack, Stage, WideLayer, linear_layers, read, stages, write
+from fissile.bank.stack import (
+    HYPER,
+    Stack,
+    Stage,
+    WideLayer,
+    joined_data,
+    linear_layers,
+    read,
+    stages,
+    write,
+)
 from fissile.bank.step import BETA1, BETA2
 from fissile.layers import SparseLinear
 
@@ -62,8 +72,8 @@ class Networks:
     b1: Tensor  # (networks, hidden)
     w2: Tensor  # (networks, outputs, hidden)
     b2: Tensor  # (networks, outputs)
-    m: tuple[Tensor, Tensor, Tensor, Tensor]  # Adam's first moments of w1, b1, w2, b2
-    v: tuple[Tensor, Tensor, Tensor, Tensor]  # and the second
+    m: tuple[Tensor, ...]  # Adam's first moments of w1, b1, w2, b2
+    v: tuple[Tensor, ...]  # and the second
     step: Tensor  # (networks,), int64: how many steps Adam has made
     lr: Tensor  # (networks,)
     l1: Tensor  # (networks,), on W1
@@ -125,7 +135,8 @@ def train(
     >>> curves = train(networks, data, keys)
 
     A network whose loss or parameters stop being finite is left as it was after its last finished
-    epoch. The last batch of an epoch takes the samples that are left.
+    epoch. The last batch of an epoch takes the samples that are left. All tensors are contiguous,
+    have the shapes and dtypes that their comments say, and lie on one device.
 
     Args:
         networks, data: what is trained, and on what.
@@ -133,12 +144,11 @@ def train(
         batch: samples of a step.
         precision: of the matrix products.
         chunk: samples on chip at a time, a power of two from 16 on; by default what suits.
-        num_warps: of 32 threads, for each network; by default what suits.
+        num_warps: of 32 threads, for each network; by default what suits. With chunks of more than
+            32 samples at most 4: Triton 3.6 compiles some others to wrong addresses.
     """
     from fissile.bank.gpu.kernels import train_kernel
 
-    whole("batch", batch, least=1)
-    _check(networks, data, keys)
     count, hidden, inputs = networks.w1.shape
     outputs, samples, epochs = networks.w2.shape[1], data.x.shape[1], keys.shape[1]
     curves = Curves(
@@ -154,10 +164,6 @@ def train(
     h, d, c = padded(hidden, inputs, outputs, networks.orthogonal is not None)
     default_chunk, default_warps = _suiting(count, h, d, c)
     chunk, num_warps = chunk or default_chunk, num_warps or default_warps
-    if chunk < _LEAST_INNER or chunk != _power_of_two(chunk):
-        raise FissileError(f"chunk={chunk} is not a power of two of at least {_LEAST_INNER}")
-    if chunk > 32 and num_warps > 4:  # Triton 3.6 compiles some of these to wrong addresses
-        raise FissileError("chunks of more than 32 samples need at most 4 warps")
     bits, shift = order_shape(samples)
     nothing = networks.w1  # a pointer for what the kernel leaves out; it is never read
     with torch.cuda.device_of(networks.w1):  # Triton launches on the current device
@@ -209,58 +215,6 @@ def _suiting(networks: int, h: int, d: int, c: int) -> tuple[int, int]:
 
 def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
-
-
-def _check(networks: Networks, data: DataSets, keys: Tensor) -> None:
-    """Refuse what the kernel would read or write beyond its end."""
-    if networks.w1.ndim != 3 or networks.w2.ndim != 3 or data.x.ndim != 3 or keys.ndim != 4:
-        raise FissileError("w1, w2 and x must have three dimensions and keys four")
-    n, h, d = networks.w1.shape
-    c, (s, samples, _), tests, epochs = networks.w2.shape[1], data.x.shape, data.xt, keys.shape[1]
-    f, i = torch.float32, torch.int32
-    weights = (n, h, d), (n, h), (n, c, h), (n, c)
-    expected: dict[str, tuple[Tensor | None, tuple[int, ...], torch.dtype | None]] = {
-        "step": (networks.step, (n,), torch.int64),
-        "lr": (networks.lr, (n,), f),
-        "l1": (networks.l1, (n,), f),
-        "l2": (networks.l2, (n,), f),
-        "orthogonal": (networks.orthogonal, (n,), f),
-        "mask1": (networks.mask1, weights[0], torch.uint8),
-        "mask2": (networks.mask2, weights[2], torch.uint8),
-        "x": (data.x, (s, samples, d), None),
-        "y": (data.y, (s, samples), i),
-        "xt": (data.xt, (s, tests.shape[1], d), data.x.dtype),
-        "yt": (data.yt, (s, tests.shape[1]), i),
-        "which": (data.which, (n,), i),
-        "keys": (keys, (n, epochs, ROUNDS, 2), torch.int64),
-    }
-    parameters = networks.w1, networks.b1, networks.w2, networks.b2
-    for prefix, tensors in (("", parameters), ("m of ", networks.m), ("v of ", networks.v)):
-        for name, one, shape in zip(("w1", "b1", "w2", "b2"), tensors, weights, strict=True):
-            expected[prefix + name] = (one, shape, f)
-    for name, (tensor, shape, dtype) in expected.items():
-        if tensor is not None:
-            _check_tensor(name, tensor, shape, dtype or tensor.dtype, networks.w1.device)
-    if min(n, epochs, samples) < 1:
-        raise FissileError("nothing to train: give at least one network, epoch and sample")
-    if max(data.x[0].numel(), data.xt[0].numel()) >= 2**31:
-        raise FissileError("a data set of 2**31 numbers or more is too large for the kernel")
-    if not fits(h, d, c):
-        raise FissileError(
-            f"{d} inputs, {h} hidden neurons and {c} outputs do not fit on chip; train such "
-            "networks another way"
-        )
-
-
-def _check_tensor(
-    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-        raise FissileError(
-            f"{name} must be {list(shape)}, {dtype}; got {list(tensor.shape)}, {tensor.dtype}"
-        )
-    if not tensor.is_contiguous() or tensor.device != device:
-        raise FissileError(f"{name} must be contiguous and on {device}, like w1")
 
 
 # --- stacks of a bank, trained in common launches
@@ -338,6 +292,7 @@ class _Job:
         self.layers = [read(stack) for stack in stacks]
         self.tile = _tile(stacks[0])
         self.networks, self.data = self._networks(), self._data()
+        self.seeds = torch.cat([stack.seeds for stack in stacks]).to(device)
         self.seconds = _SLICE
 
     @property
@@ -348,32 +303,28 @@ class _Job:
     def launch(self, until: int) -> list[tuple[Stack, Tensor, Tensor]]:
         """Train some epochs and return their curves, NaN where a network has diverged."""
         epochs = max(1, min(int(_SLICE / self.seconds), until - self.epoch))
-        seeds = torch.cat([stack.seeds for stack in self.stacks]).to(self.device).unsqueeze(-1)
         alive = torch.cat([stack.alive for stack in self.stacks])
         numbers = torch.arange(self.epoch, self.epoch + epochs, device=self.device)
         before = [tensor.clone() for tensor in self._changing()]
         begin = time.perf_counter()
         try:
-            keys = order_keys(seeds, numbers).contiguous()
+            keys = order_keys(self.seeds.unsqueeze(-1), numbers).contiguous()
             curves = train(self.networks, self.data, keys, batch=self.stacks[0].batch)
             finished = curves.finished.cpu()
         except BaseException:
-            self._restore(before, torch.ones(len(alive), dtype=torch.bool))
+            self._restore(before, torch.ones_like(alive))
             raise
         self.seconds = (time.perf_counter() - begin) / epochs
         self._restore(before, ~alive)  # what diverged earlier stays as it was
-        gone = torch.arange(epochs) >= torch.where(alive, finished, 0).unsqueeze(-1)
-        shares = curves.correct.cpu().double() / self.data.xt.shape[1]
-        accuracy, loss = (
-            curve.masked_fill(gone, torch.nan) for curve in (shares, curves.loss.cpu().double())
-        )
-        parts = zip(self.stacks, *map(self._cut, (accuracy, loss, finished)), strict=True)
-        results = []
-        for stack, shares, losses, done in parts:
+        finished = torch.where(alive, finished, 0)
+        gone = torch.arange(epochs) >= finished.unsqueeze(-1)
+        accuracy = curves.correct.cpu().double() / self.data.xt.shape[1]
+        accuracy.masked_fill_(gone, torch.nan)
+        loss = curves.loss.cpu().double().masked_fill_(gone, torch.nan)
+        for stack, done in zip(self.stacks, self._cut(finished), strict=True):
             stack.alive &= done == epochs
             stack.epoch += epochs
-            results.append((stack, shares, losses))
-        return results
+        return list(zip(self.stacks, self._cut(accuracy), self._cut(loss), strict=True))
 
     def finish(self) -> None:
         """Write the networks back into their stacks."""
@@ -395,22 +346,32 @@ class _Job:
         return [net.w1, net.b1, net.w2, net.b2, *net.m, *net.v, net.step]
 
     def _restore(self, before: list[Tensor], rows: Tensor) -> None:
-        if rows.any():
-            rows = rows.to(self.device)
-            for now, then in zip(self._changing(), before, strict=True):
-                now[rows] = then[rows]
+        rows = rows.to(self.device)
+        for now, then in zip(self._changing(), before, strict=True):
+            now[rows] = then[rows]
+
+    def _joined(self, parts: Iterable[Tensor], *shape: int) -> Tensor:
+        """Put a tensor of every stack one after another, each filled up with zeros to a shape."""
+        sizes = [len(stack) for stack in self.stacks]
+        parts = list(parts)
+        joined = parts[0].new_zeros(sum(sizes), *shape)
+        for place, part in zip(joined.split(sizes), parts, strict=True):
+            place[tuple(map(slice, part.shape))] = part
+        return joined
 
     def _networks(self) -> Networks:
         (hidden, inputs), outputs = self.tile, self.layers[0][1].states["weight"][0].shape[1]
         shapes = [(hidden, inputs), (hidden,), (outputs, hidden), (outputs,)]
         states = zip(*map(_matrices, self.layers), strict=True)  # w1 of all stacks, b1 of all, ...
-        values = [_joined(some, shapes[i % 4]) for i, some in enumerate(states)]
-        (w1, b1, w2, b2), m, v = (
-            (values[i], values[i + 1], values[i + 2], values[i + 3]) for i in (0, 4, 8)
-        )
+        values = [
+            self._joined(parts, *shape) for parts, shape in zip(states, 3 * shapes, strict=True)
+        ]
+        (w1, b1, w2, b2), m, v = values[:4], tuple(values[4:8]), tuple(values[8:])
         masks = [
-            _joined([one.mask.to(torch.uint8) for one in some if one.mask is not None], shape)
-            for some, shape in zip(zip(*self.layers, strict=True), shapes[::2], strict=True)
+            None
+            if layers[0].mask is None
+            else self._joined([layer.mask.to(torch.uint8) for layer in layers], *shape)
+            for layers, shape in zip(zip(*self.layers, strict=True), shapes[::2], strict=True)
         ]
         lr, l1, l2, orthogonal = (
             torch.cat([stack.hyper[name] for stack in self.stacks]).to(self.device)
@@ -418,47 +379,33 @@ class _Job:
         )
         steps = [s.adam.state[next(s.module.parameters())]["step"] for s in self.stacks]
         return Networks(
-            w1, b1, w2, b2, m, v, torch.cat(steps).to(self.device, torch.int64),
-            lr, l1, l2,
-            mask1=masks[0] if len(masks[0]) else None,
-            mask2=masks[1] if len(masks[1]) else None,
+            w1, b1, w2, b2, m, v, torch.cat(steps).to(self.device, torch.int64), lr, l1, l2,
+            mask1=masks[0], mask2=masks[1],
             orthogonal=orthogonal if _orthogonal(self.stacks[0]) else None,
         )  # fmt: skip
 
     def _data(self) -> DataSets:
-        sets = {data.key(): data for stack in self.stacks for data in stack.data}
-        number = {key: i for i, key in enumerate(sets)}
-        which = [
-            torch.tensor([number[data.key()] for data in stack.data])[stack.which.cpu()]
-            for stack in self.stacks
-        ]
+        sets, which = joined_data(self.stacks)
 
-        def stacked(name: str, dtype: torch.dtype, width: tuple[int, ...]) -> Tensor:
-            parts = [torch.as_tensor(getattr(data, name))[None] for data in sets.values()]
-            shape = (parts[0].shape[1], *width)
-            return _joined([part.to(self.device, dtype) for part in parts], shape)
+        def stacked(name: str, dtype: torch.dtype) -> Tensor:
+            parts = [torch.as_tensor(getattr(data, name)) for data in sets]
+            return torch.stack([self._widened(part.to(self.device, dtype)) for part in parts])
 
-        inputs = (self.tile[1],)
         return DataSets(
-            x=stacked("x", torch.float32, inputs),
-            y=stacked("y", torch.int32, ()),
-            xt=stacked("x_test", torch.float32, inputs),
-            yt=stacked("y_test", torch.int32, ()),
-            which=torch.cat(which).to(self.device, torch.int32),
+            x=stacked("x", torch.float32),
+            y=stacked("y", torch.int32),
+            xt=stacked("x_test", torch.float32),
+            yt=stacked("y_test", torch.int32),
+            which=which.to(self.device, torch.int32),
         )
+
+    def _widened(self, part: Tensor) -> Tensor:
+        """Fill samples up with zeros to the inputs of the tile; labels stay as they are."""
+        more = self.tile[1] - part.shape[-1] if part.ndim > 1 else 0
+        return functional.pad(part, (0, more))
 
 
 def _matrices(layers: Sequence[WideLayer]) -> list[Tensor]:
     """Return W1, b1, W2 and b2, then their first moments, then their second."""
     parts = [layer.states[name] for layer in layers for name in ("weight", "bias")]
     return [part[state] for state in range(3) for part in parts]
-
-
-def _joined(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Put stacks of tensors one after another, each filled up with zeros to a shape."""
-    if not tensors:
-        return torch.empty(0)
-    found = tensors[0].new_zeros(sum(map(len, tensors)), *shape)
-    for place, tensor in zip(found.split([len(t) for t in tensors]), tensors, strict=True):
-        place[tuple(slice(size) for size in tensor.shape)] = tensor
-    return found

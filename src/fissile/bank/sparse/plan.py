@@ -150,10 +150,9 @@ class Plan:
         whole("hidden", self.hidden, least=0)
         if not self.hidden and not self.direct:
             raise FissileError("a plan needs hidden neurons, direct weights, or both")
-        for name, known in (
-            ("start", Start), ("activation", Activation), ("schedule", Schedule),
-        ):  # fmt: skip
-            _one_of(name, getattr(self, name), known)
+        _one_of("start", self.start, Start)
+        _one_of("activation", self.activation, Activation)
+        _one_of("schedule", self.schedule, Schedule)
         for name in ("dropout", "smooth"):
             if not 0 <= getattr(self, name) < 1:
                 raise FissileError(f"{name}={getattr(self, name)!r} is not a share below 1")

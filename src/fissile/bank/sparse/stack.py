@@ -28,12 +28,11 @@ from fissile.expansion.budget import keep_largest
 from fissile.layers import MaskedLinear
 
 __all__ = [
-    "SparseNet", "SparseStack", "alive", "count", "effective", "module_of", "sown", "within",
+    "SparseNet", "SparseStack", "alive", "effective", "module_of", "sown", "within",
 ]  # fmt: skip
 
 #: Of absolute weights, until it has been steered.
 _FIRST_PENALTY = 1e-3
-_WEIGHTS = ("first", "second", "direct")
 Masks = dict[str, Bool[Tensor, "networks rows columns"]]
 #: The bits of infinity: those of every finite positive float are smaller, in the same order.
 _INFINITY = 0x7F800000
@@ -68,7 +67,8 @@ class SparseStack:
         self.still = torch.zeros_like(self.decay)
         self.pruned = self.each(lambda plan: plan.prune is not None).bool()
         self.unbias = bias_corrections(steps).to(device)
-        self.rates = self._rates()
+        courses = [_course(p.lr, p.schedule, p.splits, steps) for p in plans]
+        self.rates = torch.stack(courses, 1).to(device).repeat(1, len(seeds))
         self.listens = any(p.rewire and p.rewire.grow == "gradient" for p in plans)
         for plan in plans:
             _check_plan(plan, inputs, outputs)
@@ -87,20 +87,17 @@ class SparseStack:
         if self.plan.direct:
             self.weights["direct"] = torch.zeros(self.networks, c, d, device=self.device)
         self.weights["out"] = torch.zeros(self.networks, c, device=self.device)
-        self.masks = {
-            name: torch.ones_like(self.weights[name], dtype=torch.bool)
-            for name in _WEIGHTS
-            if name in self.weights
-        }
-        for erdos_renyi in (False, True):
-            self._sow("erdos-renyi" if erdos_renyi else "uniform", erdos_renyi)
+        matrices = {name: one for name, one in self.weights.items() if one.ndim == 3}
+        self.masks = {name: torch.ones_like(w, dtype=torch.bool) for name, w in matrices.items()}
+        self._sow("uniform")
+        self._sow("erdos-renyi")
         self.moments = {
             name: AdamMoments(torch.zeros_like(one), torch.zeros_like(one))
             for name, one in self.weights.items()
         }
         self.hear()
 
-    def _sow(self, start: str, erdos_renyi: bool) -> None:
+    def _sow(self, start: str) -> None:
         mine = self.each(lambda plan: plan.start == start).bool().view(-1, 1, 1)
         if not bool(mine.any()):
             return
@@ -109,18 +106,16 @@ class SparseStack:
             for layer, (name, mask) in enumerate(self.masks.items())
         }
         room = (self.room - self.plan.hidden * self.plan.bias).clamp(min=0)
-        for name, mask in sown(drawn, room, erdos_renyi=erdos_renyi).items():
+        for name, mask in sown(drawn, room, erdos_renyi=start == "erdos-renyi").items():
             # As if the neuron had always had so few inputs.
             fewer = mask / mask.float().mean((-2, -1), keepdim=True).sqrt().clamp(min=1e-6)
             self.weights[name] = torch.where(mine, self.weights[name] * fewer, self.weights[name])
             self.masks[name] = torch.where(mine, mask, self.masks[name])
 
     def hear(self) -> None:
-        self.gradients = (
-            {name: torch.zeros_like(self.weights[name]) for name in self.masks}
-            if self.listens
-            else {}
-        )
+        """Make room for the last gradients, where masks move to large ones."""
+        heard = self.masks if self.listens else ()
+        self.gradients = {name: torch.zeros_like(self.weights[name]) for name in heard}
 
     def each(self, value: Callable[[Plan], float]) -> Float[Tensor, " networks"]:
         """Return a number of every plan, for every network."""
@@ -134,10 +129,6 @@ class SparseStack:
 
     def _drawn(self, stream: int, *shape: int) -> Float[Tensor, "networks ..."]:
         return 2 * self.noise(stream, *shape) - 1
-
-    def _rates(self) -> Float[Tensor, "steps networks"]:
-        courses = [_course(p.lr, p.schedule, p.splits, self.steps) for p in self.plans]
-        return torch.stack(courses, 1).to(self.device).repeat(1, len(self.seeds))
 
     # --- a step
 
@@ -160,8 +151,9 @@ class SparseStack:
         """Multiply weights with samples, all networks of a seed at once."""
         wide = weight.reshape(len(x), -1, self.inputs)
         if bias is None:
-            return (wide @ x.mT).view(self.networks, weight.shape[1], -1)
-        found = torch.baddbmm(bias.reshape(len(x), -1, 1), wide, x.mT)
+            found = wide @ x.mT
+        else:
+            found = torch.baddbmm(bias.reshape(len(x), -1, 1), wide, x.mT)
         return found.view(self.networks, weight.shape[1], -1)
 
     @torch.no_grad()
@@ -235,10 +227,11 @@ class SparseStack:
 
         Pruned networks count only live neurons; others count all.
         """
-        found = count(self.masks, bias=False) + self.outputs
+        counts = [mask.sum((-2, -1)) for mask in self.masks.values()]
+        found = torch.stack(counts).sum(0) + self.outputs
         if self.plan.bias:
-            every = torch.full_like(found, self.weights["bias"].shape[1])
-            found = found + torch.where(self.pruned, alive(self.masks).sum(-1), every)
+            neurons = alive(self.masks) | ~self.pruned.unsqueeze(-1)
+            found = found + neurons.sum(-1)
         return found.view(len(self.seeds), -1)
 
     @torch.no_grad()
@@ -297,12 +290,6 @@ def effective(masks: Masks) -> Masks:
         "second": masks["second"] & on.unsqueeze(-2),
     }
     return masks | kept
-
-
-def count(masks: Mapping[str, Tensor], *, bias: bool) -> Int[Tensor, " networks"]:
-    """Count the weights of every network, and the biases of neurons that are alive."""
-    total = torch.stack([mask.sum((-2, -1)) for mask in masks.values()]).sum(0)
-    return total + alive(masks).sum(-1) if bias and "first" in masks else total
 
 
 def within(
@@ -433,13 +420,13 @@ class SparseNet(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """Return the logits."""
-        if self.hidden is None or self.second is None:
-            assert self.direct is not None
-            logits: Tensor = self.direct(x)
-            return logits
-        said = self.hidden(x)
-        logits = self.second(said if self.hidden.bias is None else said.relu())
-        return logits if self.direct is None else logits + self.direct(x)
+        parts: list[Tensor] = []
+        if self.hidden is not None and self.second is not None:
+            said = self.hidden(x)
+            parts.append(self.second(said if self.hidden.bias is None else said.relu()))
+        if self.direct is not None:
+            parts.append(self.direct(x))
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 @torch.no_grad()

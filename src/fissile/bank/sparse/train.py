@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ _WORTH_THREADS = 50_000_000
 _DROPOUT = 7
 #: Steps on a GPU before one is recorded as a graph.
 _EAGER = 2
+#: Streams on which stacks are trained side by side.
+_STREAMS = 16
 #: The penalty is steered to leave a little more than the budget, which the largest then share.
 _MORE = 1.15
 OnEpoch = Callable[[int], object]
@@ -75,9 +78,20 @@ def train(
         SparseStack([plans[p] for p in places], seeds, x.shape[1], outputs, steps, where)
         for places in shapes.values()
     ]
-    course = _Course(stacks, torch.tensor(list(seeds), device=where), x, y, batch, weights)
-    with _tensor_cores(), _few_threads(stacks, batch):
-        course.run(epochs, on_epoch)
+    course = _Course(stacks, x, y, batch, weights)
+    every, done = max(1, steps // _TICKS), 0
+    with _settings(stacks, batch):
+        course.tick(0.0)
+        for epoch in range(epochs):
+            # What is left over at the end of an epoch is another rest every time.
+            for rows in order(stacks[0].seeds, epoch, len(x)).split(batch, 1)[: len(x) // batch]:
+                course.rows.copy_(rows)
+                course.step()
+                done += 1
+                if done % every == 0 or done == steps:
+                    course.tick(done / steps)
+            if on_epoch is not None:
+                on_epoch(epoch + 1)
     return list(zip(stacks, shapes.values(), strict=True))
 
 
@@ -105,80 +119,55 @@ def _check(
 
 
 @contextmanager
-def _few_threads(stacks: Sequence[SparseStack], batch: int) -> Iterator[None]:
-    """Train small networks in one thread: two would wait for each other, and for other processes.
+def _settings(stacks: Sequence[SparseStack], batch: int) -> Iterator[None]:
+    """Let a GPU multiply with 11 bits of mantissa, and give small networks one thread.
 
-    On two cores, two processes with two threads each took sixty times as long as with one each.
+    That is ten times as fast, and networks learn as well. Two threads would wait for each other,
+    and for other processes: on two cores, two processes with two threads each took sixty times as
+    long as with one each.
     """
     work = max(batch * max(one.numel() for one in stack.weights.values()) for stack in stacks)
-    was = torch.get_num_threads()
-    if work < _WORTH_THREADS:
-        torch.set_num_threads(1)
+    threads, matmul = torch.get_num_threads(), torch.backends.cuda.matmul
+    exact = matmul.allow_tf32
+    matmul.allow_tf32 = True
+    torch.set_num_threads(1 if work < _WORTH_THREADS else threads)
     try:
         yield
     finally:
-        torch.set_num_threads(was)
-
-
-@contextmanager
-def _tensor_cores() -> Iterator[None]:
-    """Let a GPU multiply with 11 bits of mantissa, ten times as fast; networks learn as well."""
-    was = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = was
+        torch.set_num_threads(threads)
+        matmul.allow_tf32 = exact
 
 
 class _Course:
+    """Stacks that see the same batches at the same time."""
+
     def __init__(
-        self,
-        stacks: Sequence[SparseStack],
-        seeds: Tensor,
-        x: Tensor,
-        y: Tensor,
-        batch: int,
+        self, stacks: Sequence[SparseStack], x: Tensor, y: Tensor, batch: int,
         weights: Tensor | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
+        self.stacks, self.seeds, self.x = stacks, stacks[0].seeds, x
         self.weights = None if weights is None else weights.to(x.device, x.dtype)
-        self.stacks, self.seeds, self.x, self.batch = stacks, seeds, x, batch
-        self.targets = _targets(y, stacks[0].outputs).to(x.dtype)
-        self.rows = torch.zeros(len(seeds), batch, dtype=torch.long, device=x.device)
-        self.sides = [torch.cuda.Stream() for _ in range(16)] if x.is_cuda else []
-        self.replay = Replay(self._all, eager=_EAGER)
+        outputs = stacks[0].outputs
+        targets = y.unsqueeze(-1) if outputs == 1 else functional.one_hot(y, outputs)
+        self.targets = targets.to(x.dtype)
+        self.rows = torch.zeros(len(self.seeds), batch, dtype=torch.long, device=x.device)
+        self.sides = [torch.cuda.Stream() for _ in stacks[:_STREAMS]] if x.is_cuda else []
         self.ticked = -1.0  # the share of the training at the last tick
+        self._record()
 
-    def run(self, epochs: int, on_epoch: OnEpoch | None) -> None:
-        steps, done = self.stacks[0].steps, 0
-        every = max(1, steps // _TICKS)
-        self._tick(0.0)
-        for epoch in range(epochs):
-            # What is left over at the end of an epoch is another rest every time.
-            for rows in order(self.seeds, epoch, len(self.x)).split(self.batch, 1):
-                if rows.shape[1] < self.batch:
-                    continue
-                self.rows.copy_(rows)
-                self._step()
-                done += 1
-                if done % every == 0 or done == steps:
-                    self._tick(done / steps)
-            if on_epoch is not None:
-                on_epoch(epoch + 1)
+    def _record(self) -> None:
+        """Make the step, which a GPU is to record anew."""
+        self.step = Replay(self._step, eager=_EAGER) if self.x.is_cuda else self._step
 
-    def _tick(self, share: float) -> None:
+    def tick(self, share: float) -> None:
+        """Do what is due after a share of the training."""
         changed = [tick(stack, share, self.ticked) for stack in self.stacks]
         self.ticked = share
         if any(changed):
-            self.replay = Replay(self._all, eager=_EAGER)  # tensors have changed
+            self._record()
 
     def _step(self) -> None:
-        if self.x.is_cuda:
-            self.replay()
-        else:
-            self._all()
-
-    def _all(self) -> None:
+        """Make a step of every stack on the batches at ``rows``; on a GPU side by side."""
         x = self.x[self.rows.flatten()].view(*self.rows.shape, -1)
         y = self.targets[self.rows.flatten()].view(*self.rows.shape, -1).mT.contiguous()
         weights = None if self.weights is None else self.weights[self.rows]
@@ -188,13 +177,12 @@ class _Course:
                 stack.train(seen[stack.plan.dropout], y, weights)
             return
         main = torch.cuda.current_stream()
-        for number, stack in enumerate(self.stacks):
-            side = self.sides[number % len(self.sides)]
-            if number < len(self.sides):
-                side.wait_stream(main)
+        for side in self.sides:
+            side.wait_stream(main)
+        for stack, side in zip(self.stacks, cycle(self.sides), strict=False):
             with torch.cuda.stream(side):
                 stack.train(seen[stack.plan.dropout], y, weights)
-        for side in self.sides[: len(self.stacks)]:
+        for side in self.sides:
             main.wait_stream(side)
 
     def _dropped(self, x: Float[Tensor, "seeds batch inputs"], rate: float) -> Tensor:
@@ -204,10 +192,6 @@ class _Course:
         step = self.stacks[0].step.expand(len(self.seeds))
         kept = noise(hash32(self.seeds, _DROPOUT), step, *x.shape[1:]) >= rate
         return x * kept / (1 - rate)
-
-
-def _targets(y: Int[Tensor, " samples"], outputs: int) -> Int[Tensor, "samples outputs"]:
-    return y.unsqueeze(-1) if outputs == 1 else functional.one_hot(y, outputs)
 
 
 # --- what happens to the weights on the way

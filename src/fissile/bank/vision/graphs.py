@@ -28,10 +28,10 @@ from fissile.bank.loop import Recipe, penalty, task_loss
 from fissile.bank.step import captured
 from fissile.bank.vision.convnet import Images, image_order
 from fissile.bank.vision.norm import Norm, evaluated, normed
-from fissile.bank.vision.train import Job, Outcome
+from fissile.bank.vision.train import Job
 from fissile.layers.mlp import first_hidden
 
-__all__ = ["Flat", "GraphRunner", "Graphs", "Resident", "Step", "batch_sizes"]
+__all__ = ["Flat", "Graphs", "Resident", "Step", "batch_sizes"]
 
 #: The 27 numbers of a first layer's kernel are padded to this many, which tensor cores need.
 PATCH = 32
@@ -256,12 +256,6 @@ class _Patches(Function):
         return None, torch.bmm(dy.mT, x.view(parts, pixels // parts, -1)).sum(0)
 
 
-@dataclass(frozen=True)
-class _Layer:
-    weight: Tensor
-    norm: Norm
-
-
 class Step:
     """A job's network on a device: :meth:`train` makes a step, wherever its counters stand."""
 
@@ -291,29 +285,27 @@ class Step:
             parameter.data = leaf.detach()
         leaves[-len(parameters) :] = parameters
 
-    def _layers(self) -> list[_Layer]:
+    def _layers(self) -> list[tuple[Tensor, Norm]]:
+        """Return the kernel of every convolution, and what is behind it."""
         leaves = iter(self.flat.leaves)
         finished = torch.zeros(_BLOCKS, dtype=torch.int32, device=self.data.device)
-        layers: list[_Layer] = []
-        for module in self.job.model.backbone:
-            if isinstance(module, nn.MaxPool2d):
-                layers[-1] = replace(layers[-1], norm=replace(layers[-1].norm, pool=True))
+        modules = list(self.job.model.backbone)
+        layers = []
+        for number, module in enumerate(modules):
             if isinstance(module, nn.BatchNorm2d):
-                assert module.running_mean is not None
-                assert module.running_var is not None
                 weight, gamma, beta = next(leaves), next(leaves), next(leaves)
                 norm = Norm(
                     gamma,
                     beta,
-                    module.running_mean.to(gamma.device, copy=True),
-                    module.running_var.to(gamma.device, copy=True),
+                    module.get_buffer("running_mean").to(gamma.device, copy=True),
+                    module.get_buffer("running_var").to(gamma.device, copy=True),
                     momentum=module.momentum or 0.0,
                     eps=module.eps,
-                    pool=False,
+                    pool=isinstance(modules[number + 2], nn.MaxPool2d),  # behind the ReLU
                     finished=finished,
                     batch=self.recipe.batch,
                 )
-                layers.append(_Layer(weight, norm))
+                layers.append((weight, norm))
         return layers
 
     def train(self, count: int) -> None:
@@ -331,13 +323,13 @@ class Step:
     def _logits(self, x: Tensor, training: bool) -> Tensor:
         norm = normed if training else evaluated
         first, *middle, last = self.layers
-        y: Tensor = _Patches.apply(x, first.weight)  # type: ignore[no-untyped-call]
-        x = norm(y.permute(0, 3, 1, 2), first.norm)
-        for layer in middle:
-            x = norm(functional.conv2d(x, layer.weight, padding=1), layer.norm)
+        y: Tensor = _Patches.apply(x, first[0])  # type: ignore[no-untyped-call]
+        x = norm(y.permute(0, 3, 1, 2), first[1])
+        for weight, behind in middle:
+            x = norm(functional.conv2d(x, weight, padding=1), behind)
         # A 1x1 convolution is a matrix product over the pixels.
-        y = functional.linear(x.permute(0, 2, 3, 1), last.weight)
-        x = norm(y.permute(0, 3, 1, 2), last.norm)
+        y = functional.linear(x.permute(0, 2, 3, 1), last[0])
+        x = norm(y.permute(0, 3, 1, 2), last[1])
         features = x.mean((2, 3), dtype=torch.float32)
         logits: Tensor = self.head(features)
         return logits
@@ -349,17 +341,29 @@ class Step:
         for x, y in self.data.test_batches():
             self.right += (self._logits(x, training=False).argmax(1) == y).sum()
 
-    def finite(self) -> Tensor:
-        """Return whether all numbers are finite."""
-        parts = [self.flat.weights, self.loss.view(1)]
-        parts += [running for layer in self.layers for running in (layer.norm.mean, layer.norm.var)]
-        return torch.stack([torch.isfinite(part).all() for part in parts]).all()
+    def begin(self, epoch: int, *, mirror: bool) -> None:
+        """Take the order of an epoch, and begin at its first image."""
+        seed = torch.tensor(self.job.seed, device=self.data.device)
+        self.order.copy_(image_order(seed, epoch, len(self.order), mirror=mirror))
+        self.counters[0].zero_()
+        self.loss.zero_()
+
+    def outcome(self) -> list[float]:
+        """Wait, and return whether all numbers are finite, the loss, and how many are right."""
+        parts = [self.flat.weights, self.loss.view(1), *self._running()]
+        finite = torch.stack([torch.isfinite(part).all() for part in parts]).all()
+        numbers: list[float] = torch.stack(
+            [finite.double(), self.loss.double(), self.right.double()]
+        ).tolist()
+        return numbers
 
     def state(self) -> list[Tensor]:
         """Return all that training changes."""
         flat = self.flat
-        running = [part for layer in self.layers for part in (layer.norm.mean, layer.norm.var)]
-        return [flat.weights, flat.means, flat.squares, self.counters, *running]
+        return [flat.weights, flat.means, flat.squares, self.counters, *self._running()]
+
+    def _running(self) -> list[Tensor]:
+        return [part for _, norm in self.layers for part in (norm.mean, norm.var)]
 
     @torch.no_grad()
     def home(self) -> None:
@@ -367,14 +371,11 @@ class Step:
         steps = int(self.counters[1])
         self.flat.home(steps)
         norms = (m for m in self.job.model.backbone if isinstance(m, nn.BatchNorm2d))
-        for module, layer in zip(norms, self.layers, strict=True):
-            for buffer, value in (
-                (module.running_mean, layer.norm.mean), (module.running_var, layer.norm.var)
-            ):  # fmt: skip
-                assert buffer is not None
-                buffer.copy_(value)
-            assert module.num_batches_tracked is not None
-            module.num_batches_tracked.fill_(steps)
+        for module, (_, norm) in zip(norms, self.layers, strict=True):
+            values = {"running_mean": norm.mean, "running_var": norm.var}
+            for name, value in values.items():
+                module.get_buffer(name).copy_(value)
+            module.get_buffer("num_batches_tracked").fill_(steps)
 
 
 def batch_sizes(samples: int, batch: int) -> list[int]:
@@ -392,7 +393,9 @@ def batch_sizes(samples: int, batch: int) -> list[int]:
 class Graphs:
     """Trains jobs on a GPU, up to ``together`` of them at once.
 
-    >>> runner = Graphs(images, Recipe(), torch.device("cuda"), torch.bfloat16, 5).start(job)
+    >>> engine = Graphs(images, Recipe(), torch.device("cuda"), torch.bfloat16, 5)
+    >>> for _ in engine.train(job):
+    ...     pass  # a step is on its way
     """
 
     def __init__(
@@ -405,12 +408,54 @@ class Graphs:
         self.known: set[int] = set()
         torch.cuda.synchronize(device)
 
-    def start(self, job: Job) -> GraphRunner:
-        """Bring a job to the device; its stream is free again once the runner is closed."""
+    def train(self, job: Job) -> Iterator[None]:
+        """Train a job until it is done, on a stream of its own."""
         if job.model.projection not in self.known:
             self._rehearse(job)
             self.known.add(job.model.projection)
-        return GraphRunner(self, job, self.streams.pop())
+        stream = self.streams.pop()
+        with torch.cuda.stream(stream):
+            step = Step(job, self.data, self.recipe)
+        stream.synchronize()
+        with exact_and_tuned():
+            graphs = {n: captured(partial(step.train, n), stream)[0] for n in step.advance}
+        return self._steps(job, step, graphs, stream)
+
+    def _steps(
+        self,
+        job: Job,
+        step: Step,
+        graphs: dict[int, torch.cuda.CUDAGraph],
+        stream: torch.cuda.Stream,
+    ) -> Iterator[None]:
+        sizes = batch_sizes(len(self.data.y), self.recipe.batch)
+        while not job.done:
+            with torch.cuda.stream(stream):
+                before = [tensor.clone() for tensor in step.state()]
+                step.begin(job.epoch, mirror=self.mirror)
+            marks: list[torch.cuda.Event] = []
+            for number, count in enumerate(sizes):
+                with torch.cuda.stream(stream):
+                    graphs[count].replay()
+                if number % _AHEAD == 0:
+                    marks.append(stream.record_event())
+                    if len(marks) > 1:
+                        marks.pop(0).synchronize()
+                yield
+            with torch.cuda.stream(stream), exact_and_tuned():
+                step.evaluate()
+            yield  # the others evaluate as well, before this one is waited for
+            with torch.cuda.stream(stream):
+                finite, loss, right = step.outcome()
+                if finite:
+                    job.record(right / len(self.data.y_test), loss)
+                else:
+                    torch._foreach_copy_(step.state(), before)
+                    job.diverge()
+        with torch.cuda.stream(stream):
+            step.home()
+        stream.synchronize()
+        self.streams.append(stream)
 
     def _rehearse(self, job: Job) -> None:
         """Make steps with a copy on every stream: kernels are compiled and convolutions chosen.
@@ -422,73 +467,11 @@ class Graphs:
             with torch.cuda.stream(stream), exact_and_tuned():
                 step = Step(replace(job, model=model, adam=adam), self.data, self.recipe)
                 step.order.copy_(torch.arange(len(step.order)))
-                for count in set(batch_sizes(len(self.data.y), self.recipe.batch)):
+                for count in step.advance:
                     step.counters.zero_()
                     step.train(count)
                 step.evaluate()
             stream.synchronize()
-
-
-class GraphRunner:
-    """One job at work on one stream."""
-
-    def __init__(self, engine: Graphs, job: Job, stream: torch.cuda.Stream) -> None:
-        self.engine, self.job, self.stream = engine, job, stream
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.sizes = batch_sizes(len(engine.data.y), engine.recipe.batch)
-        with torch.cuda.stream(stream):
-            self.step = Step(job, engine.data, engine.recipe)
-            self.before = [tensor.clone() for tensor in self.step.state()]
-        stream.synchronize()
-        with exact_and_tuned():
-            for count in set(self.sizes):
-                self.graphs[count], _ = captured(partial(self.step.train, count), self.stream)
-
-    def steps(self, epoch: int) -> Iterator[None]:
-        """Launch one epoch and the evaluation after it."""
-        with torch.cuda.stream(self.stream):
-            self._begin(epoch)
-        marks: list[torch.cuda.Event] = []
-        for number, count in enumerate(self.sizes):
-            with torch.cuda.stream(self.stream):
-                self.graphs[count].replay()
-            if number % _AHEAD == 0:
-                marks.append(self.stream.record_event())
-                if len(marks) > 1:
-                    marks.pop(0).synchronize()
-            yield
-        with torch.cuda.stream(self.stream), exact_and_tuned():
-            self.step.evaluate()
-
-    def _begin(self, epoch: int) -> None:
-        step = self.step
-        torch._foreach_copy_(self.before, step.state())
-        seed = torch.tensor(self.job.seed, device=self.engine.device)
-        rows = image_order(seed, epoch, len(step.order), mirror=self.engine.mirror)
-        step.order.copy_(rows)
-        step.counters[0].zero_()
-        step.loss.zero_()
-
-    def outcome(self) -> Outcome | None:
-        """Wait for the epoch to end and return what it came to, or go back to its start."""
-        step = self.step
-        with torch.cuda.stream(self.stream):
-            found: Tensor = torch.stack(
-                [step.finite().double(), step.loss.double(), step.right.double()]
-            )
-            finite, loss, right = found.tolist()
-            if not finite:
-                torch._foreach_copy_(step.state(), self.before)
-                return None
-        return Outcome(loss, right / len(self.engine.data.y_test))
-
-    def close(self) -> None:
-        """Bring the job home and give the stream back."""
-        with torch.cuda.stream(self.stream):
-            self.step.home()
-        self.stream.synchronize()
-        self.graphs.clear()
-        self.engine.streams.append(self.stream)
 
 
 def exact_and_tuned() -> AbstractContextManager[None]:

@@ -12,11 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
 from torch.optim import Adam
 
 from fissile._common.errors import FissileError, whole
@@ -26,18 +24,9 @@ from fissile.bank.vision.convnet import SHRINKS, ConvNet, Images, image_order, s
 from fissile.expansion.budget import nonzeros
 from fissile.expansion.expand import expand
 
-__all__ = [
-    "SIDE_BY_SIDE",
-    "Job",
-    "Loop",
-    "Network",
-    "Outcome",
-    "Runner",
-    "Trained",
-    "make_adam",
-    "train",
-]
+__all__ = ["SIDE_BY_SIDE", "Job", "Loop", "Network", "Trained", "make_adam", "train"]
 
+Enough = Callable[[Sequence[float]], bool]
 Precision = Literal["auto", "float32", "bfloat16"]
 #: Networks at once on a GPU, which a batch of one does not fill: 3, 4 and 5 train 105,608, 112,634
 #: and 116,415 images/s on an H200.
@@ -90,7 +79,7 @@ def train(
     warm_up: int = 25,
     fine_tune: int = 25,
     mirror: bool = False,
-    enough: Callable[[Sequence[float]], bool] | None = None,
+    enough: Enough | None = None,
     device: torch.device | str = "cpu",
     side_by_side: int | None = None,
     progress: Callable[[float], None] | None = None,
@@ -122,81 +111,45 @@ def train(
     _check(networks, data, arms, recipe, warm_up, fine_tune)
     together = side_by_side or (SIDE_BY_SIDE if place.type == "cuda" else 1)
     whole("side_by_side", together, least=1)
-    classes = data.classes
-
-    def fresh(number: int) -> Job:
-        network = networks[number]
-        model = ConvNet(network.projection, network.neurons, classes, seed=network.seed)
-        adam = make_adam(model, recipe)
-        return Job(number, None, network.seed, model, adam, epoch=0, until=warm_up)
-
+    classes, until = data.classes, warm_up + fine_tune
     results: list[dict[str, Trained]] = [{} for _ in networks]
-
-    def finish(job: Job) -> list[Job]:
-        """Take a job that is done; return those that begin where it ends."""
-        if job.arm is None:
-            until = warm_up + fine_tune
-            return [job.branch(name, arm, until, recipe) for name, arm in arms.items()]
-        existing = nonzeros(job.model.head).weights
-        results[job.number][job.arm] = Trained(
-            job.accuracy, job.loss, existing, job.diverged, job.model
-        )
-        if on_trained is not None:
-            on_trained(job.number, job.arm, results[job.number][job.arm])
-        return []
-
-    total, done = len(networks) * (warm_up + fine_tune * len(arms)), 0
-
-    def advance(epochs: int) -> None:
-        nonlocal done
-        done += epochs
-        if progress is not None:
-            progress(done / max(1, total))
-
+    total, done = max(1, len(networks) * (warm_up + fine_tune * len(arms))), 0
+    waiting, ready = deque(enumerate(networks)), deque[Job]()
+    active: deque[tuple[Job, Iterator[None]]] = deque()
     with torch.cuda.device(place) if place.type == "cuda" else nullcontext():
         engine = _engine(data, recipe, place, precision, together, mirror=mirror)
         try:
-            _run(engine, len(networks), fresh, finish, together, advance, enough)
+            while waiting or ready or active:
+                while (waiting or ready) and len(active) < together:
+                    if not ready:
+                        ready.append(Job.begin(*waiting.popleft(), classes, recipe, warm_up))
+                    job = ready.popleft()
+                    active.append((job, iter(()) if job.done else engine.train(job)))
+                # A step of each in turn: on a GPU this only launches it.
+                job, steps = active.popleft()
+                before = job.epoch
+                if next(steps, "done") is None:
+                    active.append((job, steps))
+                elif job.arm is None:
+                    ready.extend(job.branch(*arm, until, recipe, enough) for arm in arms.items())
+                else:
+                    if job.diverged:  # in the warm-up, perhaps: its curves get their full length
+                        job.diverge()
+                    results[job.number][job.arm] = job.trained()
+                    if on_trained is not None:
+                        on_trained(job.number, job.arm, results[job.number][job.arm])
+                done += job.epoch - before
+                if progress is not None and job.epoch > before:
+                    progress(done / total)
         finally:
             if place.type == "cuda":  # after Ctrl-C, nothing may be freed while it is in use
                 torch.cuda.synchronize()
     return [{name: result[name] for name in arms} for result in results]
 
 
-def _run(
-    engine: _Engine,
-    networks: int,
-    fresh: Callable[[int], Job],
-    finish: Callable[[Job], list[Job]],
-    together: int,
-    advance: Callable[[int], None],
-    enough: Callable[[Sequence[float]], bool] | None,
-) -> None:
-    """Keep up to ``together`` jobs at work, an epoch at a time, until none is left."""
-    waiting, ready = deque(range(networks)), deque[Job]()
-    active: list[tuple[Job, Runner]] = []
-    while waiting or ready or active:
-        while (waiting or ready) and len(active) < together:
-            job = ready.popleft() if ready else fresh(waiting.popleft())
-            if job.diverged and not job.done:  # in the warm-up: there is nothing to go on from
-                advance(job.until - job.epoch)
-                job.record(None)
-            if job.done:
-                ready.extendleft(reversed(finish(job)))
-            else:
-                active.append((job, engine.start(job)))
-        for _ in zip_longest(*(runner.steps(job.epoch) for job, runner in active)):
-            pass  # a step of each in turn: on a GPU this only launches them
-        before = sum(job.epoch for job, _ in active)
-        for job, runner in active:
-            job.record(runner.outcome())
-            if enough is not None and job.arm is not None and enough(job.accuracy):
-                job.until = job.epoch
-            if job.done:
-                runner.close()
-                ready.extend(finish(job))
-        advance(sum(job.epoch for job, _ in active) - before)
-        active = [(job, runner) for job, runner in active if not job.done]
+class _Engine(Protocol):
+    def train(self, job: Job) -> Iterator[None]:
+        """Train a job until it is done, stopping after each step: others go on beside it."""
 
 
 def _engine(
@@ -252,27 +205,6 @@ def _check(
 # --- a network on its way
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What an epoch came to."""
-
-    loss: float  # the mean of the task's loss over the training samples
-    accuracy: float  # on the test set, after the epoch
-
-
-class Runner(Protocol):
-    """A job at work on a device."""
-
-    def steps(self, epoch: int) -> Iterator[None]:
-        """Train one epoch, stopping after each step so that others can go on beside it."""
-
-    def outcome(self) -> Outcome | None:
-        """Return what the epoch came to; if it was not finite, go back to its start: None."""
-
-    def close(self) -> None:
-        """Bring weights and moments home to the job's model and Adam, on the CPU."""
-
-
 @dataclass
 class Job:
     """A model and its Adam, at home on the CPU, and what is left to do."""
@@ -287,21 +219,37 @@ class Job:
     accuracy: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
     diverged: bool = False
+    enough: Enough | None = None
+
+    @classmethod
+    def begin(cls, number: int, network: Network, classes: int, recipe: Recipe, until: int) -> Job:
+        """Return a network that is still to be warmed up."""
+        seed = network.seed
+        model = ConvNet(network.projection, network.neurons, classes, seed=seed)
+        return cls(number, None, seed, model, make_adam(model, recipe), epoch=0, until=until)
 
     @property
     def done(self) -> bool:
         """Return whether nothing is left to do."""
-        return self.epoch >= self.until
+        return self.diverged or self.epoch >= self.until
 
-    def record(self, outcome: Outcome | None) -> None:
-        """Take an epoch's outcome; a network that diverged stays as it is, and is done."""
-        self.diverged = outcome is None
-        rest = self.until - self.epoch if outcome is None else 1
-        self.accuracy += [float("nan") if outcome is None else outcome.accuracy] * rest
-        self.loss += [float("nan") if outcome is None else outcome.loss] * rest
-        self.epoch += rest
+    def record(self, accuracy: float, loss: float) -> None:
+        """Take what an epoch came to: test accuracy, and mean loss over the training samples."""
+        self.accuracy.append(accuracy)
+        self.loss.append(loss)
+        self.epoch += 1
+        if self.enough is not None and self.enough(self.accuracy):
+            self.until = self.epoch
 
-    def branch(self, name: str, arm: Arm, until: int, recipe: Recipe) -> Job:
+    def diverge(self) -> None:
+        """Leave a network that has diverged as it is: it is done."""
+        rest = [float("nan")] * (self.until - self.epoch)
+        self.accuracy, self.loss = self.accuracy + rest, self.loss + rest
+        self.epoch, self.diverged = self.until, True
+
+    def branch(
+        self, name: str, arm: Arm, until: int, recipe: Recipe, enough: Enough | None = None
+    ) -> Job:
         """Return a copy of this network as the arm makes it; this one stays as it is."""
         model, adam = copy.deepcopy((self.model, self.adam))
         if isinstance(arm, Expand) and not self.diverged:
@@ -310,9 +258,14 @@ class Job:
             if arm.moments == "fresh":
                 adam = make_adam(model, recipe)
         return replace(
-            self, arm=name, model=model, adam=adam, until=until,
+            self, arm=name, model=model, adam=adam, until=until, enough=enough,
             accuracy=list(self.accuracy), loss=list(self.loss),
         )  # fmt: skip
+
+    def trained(self) -> Trained:
+        """Return what became of the network."""
+        existing = nonzeros(self.model.head).weights
+        return Trained(self.accuracy, self.loss, existing, self.diverged, self.model)
 
 
 def make_adam(model: ConvNet, recipe: Recipe) -> Adam:
@@ -320,17 +273,11 @@ def make_adam(model: ConvNet, recipe: Recipe) -> Adam:
     return Adam(model.parameters(), recipe.lr, weight_decay=2 * recipe.l2)
 
 
-# --- an ordinary loop
-
-
-class _Engine(Protocol):
-    def start(self, job: Job) -> Runner: ...
-
-
 class Loop:
     """Trains jobs with an ordinary loop.
 
-    >>> runner = Loop(images, Recipe(), torch.device("cpu")).start(job)
+    >>> for _ in Loop(images, Recipe(), torch.device("cpu")).train(job):
+    ...     pass  # after every step
     """
 
     def __init__(
@@ -339,78 +286,45 @@ class Loop:
         self.recipe, self.device, self.mirror = recipe, device, mirror
         self.x, self.y = images.x.to(device), images.y.to(device)
         self.x_test, self.y_test = images.x_test.to(device), images.y_test.to(device)
-        self.mean, self.deviation = (part.to(device) for part in images.scale())
+        self.scale = [part.to(device) for part in images.scale()]
 
-    def start(self, job: Job) -> LoopRunner:
-        """Bring a job to the device."""
-        return LoopRunner(self, job)
-
-    def scaled(self, x: Tensor) -> Tensor:
-        """Turn bytes into what a network sees."""
-        return scaled(x, self.mean, self.deviation)
-
-
-class LoopRunner:
-    """One job at work."""
-
-    def __init__(self, engine: Loop, job: Job) -> None:
-        self.engine, self.job = engine, job
-        self.model, self.adam = job.model, job.adam
-        self._move(engine.device)
+    def train(self, job: Job) -> Iterator[None]:
+        """Train a job until it is done; an epoch that was not finite is taken back."""
+        model, adam = job.model, job.adam
+        _move(job, self.device)
         # Adam takes L2 as its decay; what is left of the recipe's penalty is the head's own.
-        self.rest = replace(engine.recipe, l2=0)
-
-    def steps(self, epoch: int) -> Iterator[None]:
-        """Train one epoch."""
-        engine, recipe = self.engine, self.engine.recipe
-        self.before = [tensor.detach().clone() for tensor in self._tensors()]
-        self.loss = torch.zeros((), device=engine.device)
-        self.model.train()
-        order = image_order(self.job.seed, epoch, len(engine.y), mirror=engine.mirror)
-        for rows in order.to(engine.device).split(recipe.batch):
-            x, y = taken(engine.x, engine.y, rows)
-            loss = task_loss(self.model(engine.scaled(x)), y)
-            self.adam.zero_grad()
-            (loss + penalty(self.model.head, self.rest)).backward()
-            self.adam.step()
-            self.loss += loss.detach() * len(rows) / len(engine.y)
-            yield
-
-    def outcome(self) -> Outcome | None:
-        """Return what the epoch came to, or go back to its start."""
-        tensors = [self.loss, *self.model.parameters(), *self.model.buffers()]
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
-            self._restore(self.before)
-            return None
-        return Outcome(float(self.loss), self._accuracy())
-
-    def close(self) -> None:
-        """Bring the job home."""
-        self._move(torch.device("cpu"))
+        rest = replace(self.recipe, l2=0)
+        while not job.done:
+            before = copy.deepcopy((model.state_dict(), adam.state_dict()))
+            mean = torch.zeros((), device=self.device)
+            model.train()
+            order = image_order(job.seed, job.epoch, len(self.y), mirror=self.mirror)
+            for rows in order.to(self.device).split(self.recipe.batch):
+                x, y = taken(self.x, self.y, rows)
+                loss = task_loss(model(scaled(x, *self.scale)), y)
+                adam.zero_grad()
+                (loss + penalty(model.head, rest)).backward()
+                adam.step()
+                mean += loss.detach() * len(rows) / len(self.y)
+                yield
+            if all(bool(t.isfinite().all()) for t in (mean, *model.parameters(), *model.buffers())):
+                job.record(self._accuracy(model), float(mean))
+            else:
+                model.load_state_dict(before[0])
+                adam.load_state_dict(before[1])
+                job.diverge()
+        _move(job, torch.device("cpu"))
 
     @torch.no_grad()
-    def _accuracy(self) -> float:
-        engine = self.engine
-        self.model.eval()
+    def _accuracy(self, model: ConvNet) -> float:
+        model.eval()
         right = 0
-        for x, y in zip(engine.x_test.split(_MANY), engine.y_test.split(_MANY), strict=True):
-            logits = self.model(engine.scaled(x))
-            right += int((logits.argmax(1) == y).sum())
-        return right / len(engine.y_test)
+        for x, y in zip(self.x_test.split(_MANY), self.y_test.split(_MANY), strict=True):
+            right += int((model(scaled(x, *self.scale)).argmax(1) == y).sum())
+        return right / len(self.y_test)
 
-    def _move(self, device: torch.device) -> None:
-        self.model.to(device)
-        for state in self.adam.state.values():
-            state.update({k: v.to(device) for k, v in state.items() if k != "step"})
 
-    @torch.no_grad()
-    def _restore(self, saved: list[Tensor]) -> None:
-        if len(saved) < len(self._tensors()):  # it was Adam's first epoch
-            self.adam.state.clear()
-        for tensor, before in zip(self._tensors(), saved, strict=True):
-            tensor.copy_(before)
-
-    def _tensors(self) -> list[Tensor]:
-        states = self.adam.state.values()
-        moments = [value for state in states for value in state.values()]
-        return [*self.model.parameters(), *self.model.buffers(), *moments]
+def _move(job: Job, device: torch.device) -> None:
+    job.model.to(device)
+    for state in job.adam.state.values():
+        state.update({k: v.to(device) for k, v in state.items() if k != "step"})
