@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 from fissile.lab.claims import Beats, Claim, Often, Trend
-from fissile.lab.studies.common import FEW, FULL, TINY, Effort, both, cross, names
+from fissile.lab.studies.common import FEW, FULL, TINY, Effort, boolean, both, cross, grid, names
 from fissile.lab.studies.superposition import WIDTHS
 from fissile.lab.study import Lines, Matrices, Published, Scale, Study
 
@@ -16,7 +16,7 @@ _TWO = both(2)
 
 
 def _pictures(trials: int, effort: Effort) -> Scale:
-    return Scale(trials, (effort.trial(pictures=True),))
+    return grid(trials, effort, [(8, 8)], pictures=True)
 
 
 CODES = Study(
@@ -108,11 +108,7 @@ CIRCUITS = Study(
     about="How many edges serve more than one clause, and how well k-means over the Gram matrix "
     "recovers the clauses: over its rows as they are, and over absolute cosines.",
     arms=_ARMS,
-    scales={
-        "smoke": cross(2, TINY, (4, 8)),
-        "quick": cross(3, FULL, (4, 8, 16, 32)),
-        "paper": cross(10, FULL, WIDTHS),
-    },
+    scales=boolean(cross, WIDTHS, trials=10),
     figure=tuple(
         tuple(Lines(along, name, names(_ARMS), where, title) for name in panels)
         for panels in (
@@ -125,14 +121,11 @@ CIRCUITS = Study(
         *_recovered("", own=False),
         *(
             Claim(
-                f"Clause splits generally have a lower collision rate, {place}.",
+                f"Clause splits generally have a lower collision rate, varying {along}.",
                 "section on circuits",
                 Often("clause-4", measure="collisions", along=(along,), where=where, lower=True),
             )
-            for along, where, place in (
-                ("clauses", {"neurons": 8}, "varying clauses"),
-                ("neurons", {"clauses": 8}, "varying neurons"),
-            )
+            for along, where, *_ in _SWEEPS
         ),
         *_recovered("cosine_", own=True),
     ),

@@ -1,12 +1,13 @@
-"""What the Boolean studies share: their arms, and how much each scale trains."""
+"""What studies share: arms, grids of settings, and tables of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from fissile.lab.study import Scale
-from fissile.lab.trial import Arm, Boolean, Trial
+from fissile.lab.study import Lines, Published, Scale
+from fissile.lab.trial import Arm, Boolean, Task, Trial
 
 __all__ = [
     "DENSE",
@@ -15,11 +16,16 @@ __all__ = [
     "READING",
     "TINY",
     "Effort",
+    "accuracies",
+    "boolean",
     "both",
     "cross",
+    "gains",
     "gram",
+    "grid",
     "names",
     "rows",
+    "sweep",
 ]
 
 Number = tuple[float, float]  # a number of the paper and its spread
@@ -49,35 +55,76 @@ def names(arms: tuple[Arm, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a scale trains: samples and epochs."""
+    """How much a scale trains: the task with its samples, and the epochs before the split."""
 
     task: Boolean
     epochs: int = 25
 
-    def trial(
-        self,
-        *,
-        clauses: int = 8,
-        neurons: int = 8,
-        embedding: int | None = None,
-        pictures: bool = False,
-    ) -> Trial:
-        """Return the setting of one cell, its arm and number left open."""
-        return Trial(
-            replace(self.task, clauses=clauses),
+
+def grid(
+    trials: int,
+    effort: Effort,
+    cells: Iterable[tuple[int, int]],
+    *,
+    embedded: bool = False,
+    pictures: bool = False,
+) -> Scale:
+    """Return the scale of a Boolean study with these numbers of clauses and neurons.
+
+    >>> grid(5, FULL, [(8, 4), (8, 8)]).settings[0].neurons
+    4
+
+    An embedding is as wide as the input.
+    """
+    settings = (
+        Trial(
+            replace(effort.task, clauses=clauses),
             neurons,
-            embedding,
-            warm_up=self.epochs,
-            fine_tune=self.epochs,
+            effort.task.size * clauses if embedded else None,
+            warm_up=effort.epochs,
+            fine_tune=effort.epochs,
             pictures=pictures,
         )
+        for clauses, neurons in cells
+    )
+    return Scale(trials, tuple(settings))
 
 
-def cross(trials: int, effort: Effort, axis: Sequence[int]) -> Scale:
-    """Return the two sweeps of the Boolean studies: over neurons and over clauses, around eight."""
-    cells = [effort.trial(neurons=neurons) for neurons in axis]
-    cells += [effort.trial(clauses=clauses) for clauses in axis if clauses != 8]
+def cross(axis: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the cells of the two sweeps over neurons and over clauses, around eight.
+
+    >>> cross((4, 8))
+    [(8, 4), (8, 8), (4, 8)]
+    """
+    return [(8, neurons) for neurons in axis] + [(clauses, 8) for clauses in axis if clauses != 8]
+
+
+def sweep(
+    trials: int, tasks: Iterable[Task], widths: Sequence[int], epochs: int = 25, **settings: Any
+) -> Scale:
+    """Return the scale of a study on data: every task with every hidden width.
+
+    >>> sweep(10, [Features("fashionmnist")], (4, 8, 16)).settings[2].neurons
+    16
+    """
+    cells = (
+        Trial(task, width, warm_up=epochs, fine_tune=epochs, **settings)
+        for task in tasks
+        for width in widths
+    )
     return Scale(trials, tuple(cells))
+
+
+def gains(arms: tuple[Arm, ...], along: str = "neurons") -> tuple[tuple[Lines, ...], ...]:
+    """Return the panels of Figures 4 and 5: what splits gain, per parameter, and in all."""
+    split = names(arms[1:])
+    return (
+        (
+            Lines(along, "improvement", split, stars=split, baseline=0.0),
+            Lines(along, "per_parameter", names(arms)),
+            Lines(along, "accuracy", names(arms)),
+        ),
+    )
 
 
 def rows(arms: tuple[Arm, ...], values: Mapping[int, Row]) -> dict[int, dict[str, Number]]:
@@ -87,6 +134,14 @@ def rows(arms: tuple[Arm, ...], values: Mapping[int, Row]) -> dict[int, dict[str
     (1.896, 0.377)
     """
     return {place: dict(zip(names(arms), row, strict=True)) for place, row in values.items()}
+
+
+def accuracies(
+    title: str, arms: tuple[Arm, ...], values: Mapping[int, Row], along: str = "neurons"
+) -> tuple[Published]:
+    """Return a table of the paper that has test accuracies in percent."""
+    title = f"{title}: test accuracy in %"
+    return (Published(title, "accuracy", along, rows(arms, values)),)
 
 
 #: The paper leaves open how many samples there are, and its text and its algorithm A2 differ on the
@@ -100,3 +155,25 @@ TINY = Effort(replace(READING, train=256, test=128), epochs=2)
 FULL = Effort(READING)
 #: A tenth of the longest.
 FEW = Effort(READING, epochs=100)
+
+
+def boolean(
+    cells: Callable[[Sequence[int]], Iterable[tuple[int, int]]],
+    axis: Sequence[int],
+    *,
+    trials: int = 5,
+    few: Sequence[int] = (4, 8, 16, 32),
+    tiny: Sequence[int] = (4, 8),
+    effort: Effort = FULL,
+    embedded: bool = False,
+) -> dict[str, Scale]:
+    """Return the three scales of a Boolean study, whose cells depend on the places of an axis.
+
+    >>> boolean(cross, (4, 8, 12, 16))["paper"].trials
+    5
+    """
+    return {
+        "smoke": grid(2, TINY, cells(tiny), embedded=embedded),
+        "quick": grid(3, effort, cells(few), embedded=embedded),
+        "paper": grid(trials, effort, cells(axis), embedded=embedded),
+    }

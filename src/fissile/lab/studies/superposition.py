@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import product
 
 from fissile.lab.claims import Beats, Claim, Explains, Levels, Often, Together, Trend
-from fissile.lab.studies.common import FULL, TINY, Effort, both, cross, names, rows
-from fissile.lab.study import Heat, Lines, Published, Regression, Scale, Study
+from fissile.lab.studies.common import boolean, both, cross, names, rows
+from fissile.lab.study import Heat, Lines, Published, Regression, Study
 
 __all__ = ["CAPACITY", "COSINE", "INTERFERENCE", "SUPERPOSITION", "WIDTHS"]
 
@@ -17,12 +17,6 @@ _SPLIT = names(_ARMS[1:])
 _STARRED = ("clause-4", "random-4")
 _EIGHT_CLAUSES, _EIGHT_NEURONS = {"clauses": 8}, {"neurons": 8}
 
-
-def _scale(trials: int, effort: Effort, axis: Sequence[int]) -> Scale:
-    cells = [effort.trial(clauses=clauses, neurons=h) for clauses in axis for h in axis]
-    return Scale(trials, tuple(cells))
-
-
 SUPERPOSITION = Study(
     id="superposition",
     title="Splitting helps most where features crowd",
@@ -30,11 +24,7 @@ SUPERPOSITION = Study(
     about="Accuracy of dense and split networks over the number of neurons, the number of clauses, "
     "and both together, with expansion factors 2 and 4.",
     arms=_ARMS,
-    scales={
-        "smoke": _scale(2, TINY, (4, 8)),
-        "quick": _scale(3, FULL, (4, 8, 16, 32)),
-        "paper": _scale(5, FULL, WIDTHS),
-    },
+    scales=boolean(lambda axis: product(axis, axis), WIDTHS),
     figure=(
         (
             Lines("neurons", "improvement", _SPLIT, _EIGHT_CLAUSES, "(a) 8 clauses", _STARRED, 0.0),
@@ -83,13 +73,7 @@ SUPERPOSITION = Study(
         Claim(
             "With 8 neurons, the gain of clause splits rises with the number of clauses at first.",
             "Figure 2b",
-            Trend(
-                "improvement",
-                "clause-4",
-                "clauses",
-                where=_EIGHT_NEURONS,
-                until=16,
-            ),
+            Trend("improvement", "clause-4", "clauses", where=_EIGHT_NEURONS, until=16),
         ),
         Claim(
             "With 8 neurons, the benefit begins to plateau beyond about 16 clauses.",
@@ -150,11 +134,7 @@ INTERFERENCE = Study(
     about="Feature capacity and cosine similarity of neurons as multiples of the dense network's, "
     "and how well each explains the gain in accuracy.",
     arms=_ARMS,
-    scales={
-        "smoke": cross(2, TINY, (4, 8)),
-        "quick": cross(3, FULL, (4, 8, 16, 32)),
-        "paper": cross(5, FULL, WIDTHS),
-    },
+    scales=boolean(cross, WIDTHS),
     figure=(_folds("capacity"), _folds(_COSINE)),
     claims=(
         *(
@@ -198,17 +178,12 @@ INTERFERENCE = Study(
 
 _LITERALS = (12, 24, 32, 40, 60, 80, 100, 128)
 _FOUR = both(4)
-
-
-def _along(trials: int, effort: Effort, literals: Sequence[int]) -> Scale:
-    return Scale(trials, tuple(effort.trial(clauses=count // 4) for count in literals))
-
-
-_SCALES = {
-    "smoke": _along(2, TINY, (12, 32)),
-    "quick": _along(3, FULL, (12, 32, 60, 128)),
-    "paper": _along(5, FULL, _LITERALS),
-}
+_SCALES = boolean(
+    lambda literals: [(count // 4, 8) for count in literals],
+    _LITERALS,
+    few=(12, 32, 60, 128),
+    tiny=(12, 32),
+)
 
 CAPACITY = Study(
     id="capacity",
