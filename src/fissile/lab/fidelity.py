@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import exp, hypot, isfinite, log, sqrt
+from math import exp, log, sqrt
 from typing import Any
 
 from fissile._common.errors import FissileError
@@ -31,7 +31,6 @@ __all__ = [
     "compared",
     "markdown",
     "under",
-    "unreached",
     "works",
 ]
 
@@ -230,29 +229,6 @@ def common(fits: Sequence[Fit]) -> list[tuple[float, list[Fit]]]:
     return sorted(found, key=lambda scored: scored[0])
 
 
-def unreached(fits: Sequence[Fit]) -> list[tuple[Target, int, str, float, float]]:
-    """Return the published numbers that no reading comes to: table, place, split, paper's, nearest.
-
-    Each is further than two standard errors and spreads from every reading. It is judged alone: a
-    reading that reaches one number may be far from its neighbours.
-    """
-    misses = []
-    for target in TARGETS:
-        mine = [fit.ours for fit in fits if fit.target is target]
-        for key in dict.fromkeys(key for ours in mine for key in ours):
-            paper, spread = target.paper(*key)
-            found = [ours[key] for ours in mine if key in ours]
-            if all(_apart(one, paper, spread) for one in found):
-                nearest = min((one.mean for one in found), key=lambda mean: abs(mean - paper))
-                misses.append((target, *key, paper, nearest))
-    return misses
-
-
-def _apart(ours: Summary, paper: float, spread: float) -> bool:
-    error = ours.error if isfinite(ours.error) else 0.0
-    return abs(ours.mean - paper) > 2 * hypot(error, spread)
-
-
 # --- what the search found, as Markdown
 
 
@@ -263,7 +239,6 @@ def markdown(fits: Sequence[Fit]) -> str:
     """
     studies = [target.study for target in TARGETS]
     shared = common(fits)
-    missed = unreached(fits)
     parts = [
         "## The best reading of each table\n\nResiduals are root mean squares over a table: "
         "points of accuracy, or percent of a number.\n",
@@ -272,16 +247,9 @@ def markdown(fits: Sequence[Fit]) -> str:
         "as a multiple of its table's best. Alpha and the kind of cosine may differ between "
         "tables; the rest is shared.\n",
         _table(["score", *SHARED, *studies], map(_scored, shared[:10])),
-        "## What each setting is worth\n\nThe best residual that is left when one setting is held "
-        "to a value. In tables with an embedding, clusters of the Gram matrix and fresh moments "
-        "were tried only with 10,000 samples and an embedding as wide as the input.\n",
-        _table(["setting", "value", *studies], _worth(fits)),
         "## Ours beside the paper's\n\nThe paper's number, then ours in the table's best reading, "
         "then in the setting for all.\n",
         *(_beside(best(fits, fit.target.study), fit) for fit in shared[0][1]),
-        "## Numbers that no reading reaches\n\nPublished numbers further than two combined spreads "
-        f"from every reading tried, each judged alone: {len(missed)}.\n",
-        _table(["table", "at", "arm", "paper", "nearest of ours"], map(_miss, missed)),
     ]
     return "\n".join(parts)
 
@@ -302,19 +270,6 @@ def _scored(scored: tuple[float, Sequence[Fit]]) -> list[object]:
     return [f"{score:.2f}", *settings, *(f"{fit.residual:.1f}" for fit in chosen)]
 
 
-def _worth(fits: Sequence[Fit]) -> Iterator[list[object]]:
-    held: dict[tuple[str, object], dict[str, float]] = {}
-    for fit in fits:
-        for setting in fit.reading.items():
-            lowest = held.setdefault(setting, {})
-            study = fit.target.study
-            lowest[study] = min(fit.residual, lowest.get(study, fit.residual))
-    names = list(dict.fromkeys(name for name, _ in held))
-    for (name, value), lowest in sorted(held.items(), key=lambda item: names.index(item[0][0])):
-        cells = [lowest.get(target.study) for target in TARGETS]
-        yield [name, value, *("" if cell is None else f"{cell:.1f}" for cell in cells)]
-
-
 def _beside(mine: Fit, shared: Fit) -> str:
     target, digits = mine.target, mine.target.published.digits
     rows: dict[int, list[object]] = {}
@@ -325,12 +280,6 @@ def _beside(mine: Fit, shared: Fit) -> str:
     splits = dict.fromkeys(split for _, split in mine.ours)
     table = _table([target.published.along, *splits], rows.values())
     return f"**{target.study}** ({target.published.table})\n\n{table}"
-
-
-def _miss(missed: tuple[Target, int, str, float, float]) -> list[object]:
-    target, place, split, *numbers = missed
-    texts = [f"{number:.{target.published.digits}f}" for number in numbers]
-    return [target.study, f"{place} {target.published.along}", split, *texts]
 
 
 def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
