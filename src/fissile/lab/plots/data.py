@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -24,13 +24,21 @@ from fissile.lab.study import (
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Pictures", "fit", "numbers", "points"]
+__all__ = ["Pictures", "Spot", "fit", "numbers", "points"]
 
 #: What figures show of single networks: first layers, or accuracies (trials, epochs).
 Pictures = Mapping[str, NDArray[Any]]
 _FIRST = ("panel", "title", "measure", "arm")
 _LAST = ("mean", "error", "count", "p", "slope", "intercept", "r2")
 _MULTIPLES = ("ratio", "low", "high")
+
+
+class Spot(NamedTuple):
+    """A panel, the numbers it shows, and the axes it is drawn on."""
+
+    panel: Any
+    table: DataFrame
+    axes: Any
 
 
 def points(panel: Panel, frame: DataFrame, pictures: Pictures | None = None) -> DataFrame:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fissile._common.random import seeded
-from fissile.lab.plots.data import fit
+from fissile.lab.plots.data import Spot, fit
 from fissile.lab.plots.style import BASELINE, LETTERS, STAR, look, named, role
 from fissile.lab.stats import LEVEL, Line
 from fissile.lab.study import Equivalence, Heat, Lines, Matrices, Regression, Series
@@ -57,7 +57,7 @@ def lines(axes: Axes, panel: Lines, table: DataFrame) -> None:
             axes.errorbar(x, y, one["error"], label=arm, **look(arm).curve, **_BARS)
     if panel.baseline is not None:
         axes.axhline(panel.baseline, zorder=1, label="baseline", **BASELINE)
-    for at, cell in starred(panel, table).groupby(panel.along):
+    for at, cell in starred(Spot(panel, table, axes)).groupby(panel.along):
         top = _above(panel, table, at)
         # The star of the upper arm is the upper one, which says in grey whose it is.
         for height, arm in enumerate(cell.sort_values("mean")["arm"]):
@@ -74,8 +74,9 @@ def _above(panel: Lines, table: DataFrame, at: float) -> float:
     return line if line is not None and top < line < top + room else top
 
 
-def starred(panel: Lines, table: DataFrame) -> DataFrame:
+def starred(spot: Spot) -> DataFrame:
     """Return the cells that get a star: significantly away from dense, of an arm to be starred."""
+    panel, table, _ = spot
     return table[table["arm"].isin(list(panel.stars)) & (table["p"] < LEVEL)]
 
 
@@ -87,25 +88,18 @@ def _star(axes: Axes, x: float, y: float, height: int, arm: str) -> None:
     axes.plot(x, y, color=look(arm).colour, transform=place, gid=f"star {arm}", **STAR)
 
 
-def limits(shown: Sequence[tuple[Lines, DataFrame]]) -> tuple[float, float]:
+def limits(spots: Sequence[Spot]) -> tuple[float, float]:
     """Return the range of y that panels with a common axis need, with room for their stars."""
-    seen = [panel.baseline for panel, _ in shown if panel.baseline is not None]
-    for _, table in shown:
+    seen, lowest = [], []
+    for panel, table, _ in spots:
         error = table["error"].fillna(0)
         seen += [*(table["mean"] - error), *(table["mean"] + error)]
-    stars = any(len(starred(panel, table)) for panel, table in shown)
-    low = min(_lowest(shown), default=min(seen))
-    return _roomy(low, max(seen), 0.24 if stars else 0.07)
-
-
-def _lowest(shown: Sequence[tuple[Lines, DataFrame]]) -> list[float]:
-    """Return where each panel that names an arm to begin with begins: no arm is hidden wholly."""
-    found = []
-    for panel, table in shown:
-        own = table.loc[table["arm"] == panel.above, "mean"]
-        if len(own):
-            found.append(float(min(own.min(), table.groupby("arm")["mean"].max().min())))
-    return found
+        seen += [] if panel.baseline is None else [panel.baseline]
+        above = table.loc[table["arm"] == panel.above, "mean"]
+        if len(above):  # the axis begins there, but hides no arm wholly
+            lowest.append(float(min(above.min(), table.groupby("arm")["mean"].max().min())))
+    stars = any(len(starred(spot)) for spot in spots)
+    return _roomy(min(lowest, default=min(seen)), max(seen), 0.24 if stars else 0.07)
 
 
 def _roomy(low: float, high: float, above: float) -> tuple[float, float]:
@@ -282,30 +276,26 @@ def diverging() -> Colormap:
     return LinearSegmentedColormap.from_list("diverging", _COLOURS)
 
 
-def heats(warm: Sequence[tuple[Axes, Heat, DataFrame]]) -> None:
+def heats(spots: Sequence[Spot]) -> None:
     """Draw heat-maps with one scale of colours, and one bar that explains it."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    values = np.concatenate([table["mean"].to_numpy(float) for _, _, table in warm])
-    if warm[0][1].measure == "improvement":
+    values = np.concatenate([spot.table["mean"].to_numpy(float) for spot in spots])
+    measure = spots[0].panel.measure
+    if measure == "improvement":
         # Equal limits on both sides put zero at white, and one scale makes the maps comparable.
         limit = float(np.abs(values).max()) or 1.0
         scale, colours = Normalize(-limit, limit), diverging()
     else:
         scale, colours = Normalize(values.min(), values.max()), colormaps["Blues"]
-    for axes, panel, table in warm:
-        _heat(axes, panel, table, scale, colours)
-    every = [axes for axes, _, _ in warm]
-    bar = every[0].figure.colorbar(
-        ScalarMappable(scale, colours),
-        ax=every,
-        label=named(warm[0][1].measure),
-        location="bottom",
-        shrink=0.5,
-        aspect=40,
-    )
+    for spot in spots:
+        _heat(spot.axes, spot.panel, spot.table, scale, colours)
+    bar = spots[0].axes.figure.colorbar(
+        ScalarMappable(scale, colours), ax=[spot.axes for spot in spots], label=named(measure),
+        location="bottom", shrink=0.5, aspect=40,
+    )  # fmt: skip
     bar.outline.set_visible(False)
 
 
