@@ -30,17 +30,7 @@ from fissile.lab.results import Results, latest, load
 from fissile.lab.stats import LEVEL, Summary, summary
 from fissile.lab.store import Store
 from fissile.lab.studies import CRITERION, find
-from fissile.lab.study import (
-    Curves,
-    Equivalence,
-    Heat,
-    Lines,
-    Matrices,
-    Panel,
-    Published,
-    Regression,
-    Series,
-)
+from fissile.lab.study import Published
 from fissile.lab.task import WITHIN
 from fissile.lab.trial import Contender, Sampling, Trial, Work
 
@@ -369,26 +359,8 @@ def _figure(results: Results, folder: Path) -> _Figure | None:
         numbers.to_csv(folder / f"{study.id}.csv", index=False, lineterminator="\n")
     svg = next(path for path in paths if path.suffix == ".svg").read_bytes()
     source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-    alt = "; ".join(map(_in_words, chain.from_iterable(study.figure)))
+    alt = "; ".join(map(plots.in_words, chain.from_iterable(study.figure)))
     return _Figure(source, f"{study.title}. {alt}.", drawn.get_figwidth(), len(numbers) > 0)
-
-
-def _in_words(panel: Panel) -> str:
-    """Return what a panel shows, for those who do not see it."""
-    match panel:
-        case Matrices(arms=arms):
-            return f"First layers and their Gram matrices of {', '.join(arms)}"
-        case Lines(measure=y, along=x, arms=arms) | Regression(y=y, x=x, arms=arms):
-            text = f"{labelled(y)} against {labelled(x)} for {', '.join(arms)}"
-        case Heat(measure=measure, arm=arm, down=down, across=across):
-            text = f"{labelled(measure)} of {arm} by {labelled(down)} and {labelled(across)}"
-        case Curves(arm=arm):
-            text = f"{labelled('accuracy')} over epochs, dense and {arm} split at several times"
-        case Equivalence(arm=arm):
-            text = f"{labelled('accuracy')} over weights, dense and {arm}"
-        case Series(measures=measures, along=along):
-            text = f"{', '.join(map(labelled, measures))} against {labelled(along)}"
-    return f"{panel.title}: {text}" if panel.title else text
 
 
 def _settings(works: Sequence[Work]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from fissile.lab.frame import cells, pick
+from fissile.lab.frame import cells, labelled, pick
 from fissile.lab.stats import Line, line, ratios, summary
 from fissile.lab.study import (
     Curves,
@@ -24,7 +24,7 @@ from fissile.lab.study import (
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Pictures", "Spot", "fit", "numbers", "points"]
+__all__ = ["Pictures", "Spot", "fit", "in_words", "numbers", "points"]
 
 #: What figures show of single networks: first layers, or accuracies (trials, epochs).
 Pictures = Mapping[str, NDArray[Any]]
@@ -137,6 +137,24 @@ def _series(panel: Series, frame: DataFrame) -> DataFrame:
                 rows.append((value, name, found.mean, found.error, found.count))
     table = pandas.DataFrame(rows, columns=[panel.along, "measure", "mean", "error", "count"])
     return table[table["mean"].notna()]
+
+
+def in_words(panel: Panel) -> str:
+    """Return what a panel shows, for those who do not see it."""
+    match panel:
+        case Matrices(arms=arms):
+            return f"First layers and their Gram matrices of {', '.join(arms)}"
+        case Lines(measure=y, along=x, arms=arms) | Regression(y=y, x=x, arms=arms):
+            text = f"{labelled(y)} against {labelled(x)} for {', '.join(arms)}"
+        case Heat(measure=measure, arm=arm, down=down, across=across):
+            text = f"{labelled(measure)} of {arm} by {labelled(down)} and {labelled(across)}"
+        case Curves(arm=arm):
+            text = f"{labelled('accuracy')} over epochs, dense and {arm} split at several times"
+        case Equivalence(arm=arm):
+            text = f"{labelled('accuracy')} over weights, dense and {arm}"
+        case Series(measures=measures, along=along):
+            text = f"{', '.join(map(labelled, measures))} against {labelled(along)}"
+    return f"{panel.title}: {text}" if panel.title else text
 
 
 def numbers(study: Study, frame: DataFrame, pictures: Pictures | None = None) -> DataFrame:

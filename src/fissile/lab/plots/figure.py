@@ -12,35 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from fissile._common.errors import FileError
 from fissile._common.files import move_finished
+from fissile.lab.plots import panels, style
 from fissile.lab.plots.data import Pictures, Spot, points
-from fissile.lab.plots.panels import (
-    equivalence,
-    grown,
-    heats,
-    limits,
-    lines,
-    matrices,
-    pictured,
-    regression,
-    series,
-    starred,
-)
-from fissile.lab.plots.style import (
-    BASELINE,
-    COLUMN,
-    FULL,
-    LETTERS,
-    MANY,
-    METHODS,
-    STAR,
-    Look,
-    alpha_of,
-    look,
-    named,
-    role,
-    styled,
-    wrapped,
-)
 from fissile.lab.stats import LEVEL
 from fissile.lab.study import (
     Curves,
@@ -85,20 +58,21 @@ def draw(
     tables = [[points(panel, frame, pictures) for panel in row] for row in study.figure]
     shown = any(len(table) for row in tables for table in row)
     if not shown and not any(
-        isinstance(panel, Matrices) and pictured(panel, pictures) for panel in chain(*study.figure)
+        isinstance(panel, Matrices) and panels.pictured(panel, pictures)
+        for panel in chain(*study.figure)
     ):
         return None
-    with styled():
+    with style.styled():
         figure, places = _laid_out(study.figure, pictures)
         letters = 17 * figure.get_figwidth()
         if note:
-            figure.suptitle(wrapped(note, letters), fontsize=7, style="italic")
+            figure.suptitle(style.wrapped(note, letters), fontsize=7, style="italic")
         spots = []
         for row in zip(study.figure, tables, places, strict=True):
             found = []
             for panel, table, place in zip(*row, strict=True):
                 if isinstance(panel, Matrices):
-                    matrices(place, panel, pictures)
+                    panels.matrices(place, panel, pictures)
                 else:
                     found.append(Spot(panel, table, figure.add_subplot(place)))
             for spot in found:
@@ -106,7 +80,7 @@ def draw(
             _level(found)
             spots += found
         if warm := [spot for spot in spots if isinstance(spot.panel, Heat) and len(spot.table)]:
-            heats(warm)
+            panels.heats(warm)
         _legend(figure, spots)
         # The layout is found once: every file then shows the same picture, to the byte.
         figure.draw_without_rendering()
@@ -115,20 +89,23 @@ def draw(
 
 
 def _laid_out(
-    panels: Sequence[Sequence[Panel]], pictures: Pictures
+    rows: Sequence[Sequence[Panel]], pictures: Pictures
 ) -> tuple[Figure, list[list[Any]]]:
     """Return an empty figure and the places of its panels, equally wide in each row."""
     from matplotlib.figure import Figure
 
-    heights = [_height(row, pictures) for row in panels]
-    alone = sum(map(len, panels)) == 1 and not isinstance(panels[0][0], Matrices)
-    arms = len({arm for row in panels for one in row for arm in getattr(one, "arms", ())})
-    size = (COLUMN if alone and arms <= MANY else FULL, sum(heights) + _below(arms))
+    heights = [_height(row, pictures) for row in rows]
+    alone = sum(map(len, rows)) == 1 and not isinstance(rows[0][0], Matrices)
+    arms = len({arm for row in rows for one in row for arm in getattr(one, "arms", ())})
+    size = (
+        style.COLUMN if alone and arms <= style.MANY else style.FULL,
+        sum(heights) + _below(arms),
+    )
     figure = Figure(figsize=size, layout="constrained")
-    columns = lcm(*map(len, panels))
-    grid = figure.add_gridspec(len(panels), columns, height_ratios=heights)
+    columns = lcm(*map(len, rows))
+    grid = figure.add_gridspec(len(rows), columns, height_ratios=heights)
     places = []
-    for number, row in enumerate(panels):
+    for number, row in enumerate(rows):
         wide = columns // len(row)
         places.append([grid[number, i * wide : (i + 1) * wide] for i in range(len(row))])
     return figure, places
@@ -136,12 +113,12 @@ def _laid_out(
 
 def _below(arms: int) -> float:
     """Return the inches that a legend takes; many arms also deserve a higher panel."""
-    return _LEGEND if arms <= MANY else _LEGEND + 0.6 + 0.14 * ceil(arms / _across_many(arms))
+    return _LEGEND if arms <= style.MANY else _LEGEND + 0.6 + 0.14 * ceil(arms / _across_many(arms))
 
 
 def _height(row: Sequence[Panel], pictures: Pictures) -> float:
     if isinstance(row[0], Matrices):
-        return 0.45 + 1.45 * len(pictured(row[0], pictures))
+        return 0.45 + 1.45 * len(panels.pictured(row[0], pictures))
     return 2.5 if isinstance(row[0], Heat) else _HEIGHTS.get(len(row), 1.75)
 
 
@@ -150,23 +127,23 @@ def _draw_panel(spot: Spot, letters: float) -> None:
     panel, table, axes = spot
     title = getattr(panel, "title", "")
     if isinstance(panel, Heat) and "alpha" not in title:
-        title += f", alpha {alpha_of(panel.arm)}"
-    axes.set_title(wrapped(title, letters), linespacing=1.0)
+        title += f", alpha {style.alpha_of(panel.arm)}"
+    axes.set_title(style.wrapped(title, letters), linespacing=1.0)
     if not len(table):
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "no data yet", transform=axes.transAxes, ha="center", va="center")
         return
     match panel:
         case Lines():
-            lines(axes, panel, table)
+            panels.lines(axes, panel, table)
         case Regression():
-            regression(axes, panel, table)
+            panels.regression(axes, panel, table)
         case Series():
-            series(axes, panel, table)
+            panels.series(axes, panel, table)
         case Curves():
-            grown(axes, table)
+            panels.grown(axes, table)
         case Equivalence():
-            equivalence(axes, panel, table)
+            panels.equivalence(axes, panel, table)
 
 
 def _level(row: Sequence[Spot]) -> None:
@@ -176,11 +153,11 @@ def _level(row: Sequence[Spot]) -> None:
         if isinstance(spot.panel, Lines) and len(spot.table):
             by_measure.setdefault(spot.panel.measure, []).append(spot)
     for measure, same in by_measure.items():
-        low_high = limits(same)
+        low_high = panels.limits(same)
         for spot in same:
             spot.axes.set_ylim(low_high)
             spot.axes.tick_params(labelleft=spot is same[0])
-        same[0].axes.set_ylabel(named(measure, LETTERS), linespacing=1.0)
+        same[0].axes.set_ylabel(style.named(measure, style.LETTERS), linespacing=1.0)
 
 
 def _legend(figure: Figure, spots: Sequence[Spot]) -> None:
@@ -189,11 +166,11 @@ def _legend(figure: Figure, spots: Sequence[Spot]) -> None:
     handles = [*_dense(spots), *_stars(spots), *map(_handle, arms), *_roles(spots)]
     if not handles:
         return
-    across = 2 if figure.get_figwidth() <= COLUMN else 5
+    across = 2 if figure.get_figwidth() <= style.COLUMN else 5
     # Six in three columns: dense and its stars, then each split with both its alphas.
     columns = 3 if len(handles) > across > 2 else min(across, len(handles))
     spacing, letters = 1.6, None
-    if len(handles) > MANY:
+    if len(handles) > style.MANY:
         columns, spacing, letters = _across_many(len(handles)), 1.2, 7
     made = figure.legend(
         handles=handles, loc="outside lower center", ncols=columns, frameon=False,
@@ -210,45 +187,47 @@ def _across_many(arms: int) -> int:
     return 5 if arms <= 15 else 4
 
 
-def _handle(style: Look) -> Line2D:
+def _handle(drawn: style.Look) -> Line2D:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], label=style.label, **style.curve)
+    return Line2D([], [], label=drawn.label, **drawn.curve)
 
 
 def _dense(spots: Sequence[Spot]) -> Iterable[Line2D]:
     """Yield the dense network, which is an arm, a baseline or both."""
     from matplotlib.lines import Line2D
 
-    style = look("dense")
+    dense = style.look("dense")
     with_dense = [one.table for one in spots if isinstance(one.panel, (*_OF_ARMS, Curves))]
     if any("dense" in set(table.get("arm", ())) for table in with_dense):
-        yield _handle(style)
+        yield _handle(dense)
     elif any(getattr(one.panel, "baseline", None) is not None and len(one.table) for one in spots):
-        yield Line2D([], [], label=style.label, **BASELINE)
+        yield Line2D([], [], label=dense.label, **style.BASELINE)
 
 
 def _stars(spots: Sequence[Spot]) -> Iterable[Line2D]:
     from matplotlib.lines import Line2D
 
-    if any(len(starred(one)) for one in spots if isinstance(one.panel, Lines)):
-        yield Line2D([], [], color="black", label=f"p < {LEVEL:g} against dense", **STAR)
+    if any(len(panels.starred(one)) for one in spots if isinstance(one.panel, Lines)):
+        yield Line2D([], [], color="black", label=f"p < {LEVEL:g} against dense", **style.STAR)
 
 
-def _arms(spots: Sequence[Spot]) -> list[Look]:
+def _arms(spots: Sequence[Spot]) -> list[style.Look]:
     """Return the looks of the split arms, split by split; methods as they are listed."""
     found = {arm for one in spots if isinstance(one.panel, _OF_ARMS) for arm in one.table["arm"]}
-    if not found.isdisjoint(METHODS):
-        return [look(arm) for arm in METHODS if arm in found]
-    ordered = sorted(found - {"dense"}, key=lambda arm: (arm.rpartition("-")[0], alpha_of(arm)))
-    return [look(arm) for arm in ordered]
+    if not found.isdisjoint(style.METHODS):
+        return [style.look(arm) for arm in style.METHODS if arm in found]
+    ordered = sorted(
+        found - {"dense"}, key=lambda arm: (arm.rpartition("-")[0], style.alpha_of(arm))
+    )
+    return [style.look(arm) for arm in ordered]
 
 
 def _roles(spots: Sequence[Spot]) -> list[Line2D]:
     names = [
         name for one in spots if isinstance(one.panel, Series) for name in one.table["measure"]
     ]
-    return [_handle(style) for style in dict.fromkeys(map(role, names))]
+    return [_handle(one) for one in dict.fromkeys(map(style.role, names))]
 
 
 #: What must not get into a file, by its format: it says the same whenever it is written.
@@ -282,6 +261,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 def _rendered(figure: Figure, kind: str) -> bytes:
     page = BytesIO()
-    with styled():
+    with style.styled():
         figure.savefig(page, format=kind, dpi=300, metadata=_METADATA[kind])
     return page.getvalue()

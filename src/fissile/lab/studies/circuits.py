@@ -6,9 +6,20 @@ from dataclasses import replace
 from itertools import product
 
 from fissile.lab.claims import Beats, Claim, Often, Trend
-from fissile.lab.studies.common import FEW, FULL, TINY, Effort, boolean, both, cross, grid, names
+from fissile.lab.studies.common import (
+    FEW,
+    FULL,
+    TINY,
+    Effort,
+    boolean,
+    both,
+    cross,
+    grid,
+    names,
+    table,
+)
 from fissile.lab.studies.superposition import WIDTHS
-from fissile.lab.study import Lines, Matrices, Published, Scale, Study
+from fissile.lab.study import Lines, Matrices, Scale, Study
 
 __all__ = ["CIRCUITS", "CLUSTERED", "CODES"]
 
@@ -33,14 +44,7 @@ CODES = Study(
         "paper": _pictures(10, replace(FULL, epochs=1000)),
     },
     figure=((Matrices(names(_TWO)),),),
-    published=(
-        Published(
-            "section 4.1, test accuracy in %",
-            "accuracy",
-            "neurons",
-            {8: {"dense": 78.7, "clause-2": 99.4, "random-2": 88.7}},
-        ),
-    ),
+    published=table("section 4.1, test accuracy in %", _TWO, {8: (78.7, 99.4, 88.7)}),
     claims=(
         Claim(
             "Splitting by clause improves on the dense network.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fissile.lab.study import Lines, Published, Scale
 from fissile.lab.trial import Arm, Boolean, Task, Trial
@@ -16,7 +15,6 @@ __all__ = [
     "READING",
     "TINY",
     "Effort",
-    "accuracies",
     "boolean",
     "both",
     "cross",
@@ -24,12 +22,12 @@ __all__ = [
     "gram",
     "grid",
     "names",
-    "rows",
     "sweep",
+    "table",
 ]
 
-Number = tuple[float, float]  # a number of the paper and its spread
-Row = tuple[Number, Number, Number]
+#: Numbers of the paper, each with its spread if that is known.
+Row = tuple[tuple[float, float] | float | None, ...]
 
 DENSE = Arm()
 
@@ -100,17 +98,22 @@ def cross(axis: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def sweep(
-    trials: int, tasks: Iterable[Task], widths: Sequence[int], epochs: int = 25, **settings: Any
+    trials: int,
+    tasks: Iterable[Task],
+    widths: Sequence[int],
+    epochs: int = 25,
+    depths: Sequence[int] = (2,),
 ) -> Scale:
-    """Return the scale of a study on data: every task with every hidden width.
+    """Return the scale of a study on data: every task with every width; deep ones have LayerNorm.
 
     >>> sweep(10, [Features("fashionmnist")], (4, 8, 16)).settings[2].neurons
     16
     """
     cells = (
-        Trial(task, width, warm_up=epochs, fine_tune=epochs, **settings)
+        Trial(task, n, warm_up=epochs, fine_tune=epochs, depth=depth, layer_norm=depth > 2)
+        for depth in depths
         for task in tasks
-        for width in widths
+        for n in widths
     )
     return Scale(trials, tuple(cells))
 
@@ -127,21 +130,21 @@ def gains(arms: tuple[Arm, ...], along: str = "neurons") -> tuple[tuple[Lines, .
     )
 
 
-def rows(arms: tuple[Arm, ...], values: Mapping[int, Row]) -> dict[int, dict[str, Number]]:
-    """Return a table of the paper by place and arm: each number and its spread.
-
-    >>> rows(both(4), {12: ((1.896, 0.377), (2.740, 0.114), (2.780, 0.133))})[12]["dense"]
-    (1.896, 0.377)
-    """
-    return {place: dict(zip(names(arms), row, strict=True)) for place, row in values.items()}
-
-
-def accuracies(
-    title: str, arms: tuple[Arm, ...], values: Mapping[int, Row], along: str = "neurons"
+def table(
+    title: str,
+    arms: tuple[Arm, ...],
+    values: Mapping[int, Row],
+    *,
+    measure: str = "accuracy",
+    along: str = "neurons",
+    digits: int = 1,
 ) -> tuple[Published]:
-    """Return a table of the paper that has test accuracies in percent."""
-    title = f"{title}: test accuracy in %"
-    return (Published(title, "accuracy", along, rows(arms, values)),)
+    """Return a table of the paper: for each place, a number for each arm.
+
+    >>> table("capacity", both(4), {12: ((1.896, 0.377), (2.740, 0.114), (2.780, 0.133))})
+    """
+    rows = {place: dict(zip(names(arms), row, strict=True)) for place, row in values.items()}
+    return (Published(title, measure, along, rows, digits=digits),)
 
 
 #: The paper leaves open how many samples there are, and its text and its algorithm A2 differ on the

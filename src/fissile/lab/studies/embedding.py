@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fissile.lab.claims import Beats, Claim, Trend
-from fissile.lab.studies.common import READING, Effort, accuracies, boolean, gains, gram, names
+from fissile.lab.studies.common import READING, Effort, boolean, gains, gram, names, table
 from fissile.lab.study import Study
 
 __all__ = ["EMBED_CLAUSES", "EMBED_NEURONS"]
@@ -51,8 +51,8 @@ EMBED_NEURONS = Study(
         embedded=True,
     ),
     figure=gains(_ARMS, "neurons"),
-    published=accuracies(
-        "embedding layer, varying neurons",
+    published=table(
+        "embedding layer, varying neurons: test accuracy in %",
         _ARMS,
         {
             4: ((70.3, 2.1), (78.2, 2.9), (76.3, 2.9)),
@@ -90,8 +90,8 @@ EMBED_CLAUSES = Study(
         lambda axis: [(clauses, 8) for clauses in axis], _AXIS, trials=10, embedded=True
     ),
     figure=gains(_ARMS, "clauses"),
-    published=accuracies(
-        "embedding layer, varying clauses",
+    published=table(
+        "embedding layer, varying clauses: test accuracy in %",
         _ARMS,
         {
             4: ((86.8, 1.5), (92.7, 0.8), (92.9, 0.6)),

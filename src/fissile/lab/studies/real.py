@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from fissile.data.sets import Scaling
 from fissile.lab.claims import Alike, Beats, Claim, Reaches, Trend
-from fissile.lab.studies.common import Row, accuracies, gains, gram, names, sweep
-from fissile.lab.study import Published, Scale, Study
+from fissile.lab.studies.common import Row, gains, gram, names, sweep, table
+from fissile.lab.study import Scale, Study
 from fissile.lab.trial import Features, Images
 
 __all__ = [
@@ -88,8 +88,8 @@ FASHIONMNIST = Study(
     arms=_ARMS,
     scales=scales((3, 4, 6, 8, 10), data="fashionmnist", scaling="raw"),
     figure=gains(_ARMS),
-    published=accuracies(
-        "FashionMNIST",
+    published=table(
+        "FashionMNIST: test accuracy in %",
         _ARMS,
         {
             3: ((63.5, 6.5), (79.1, 2.1), (79.8, 2.2)),
@@ -114,8 +114,8 @@ CIFAR100 = Study(
     arms=_ARMS,
     scales=scales(_WIDTHS),
     figure=gains(_ARMS),
-    published=accuracies(
-        "CLIP embeddings of CIFAR-100",
+    published=table(
+        "CLIP embeddings of CIFAR-100: test accuracy in %",
         _ARMS,
         {
             4: ((32.7, 3.8), (50.8, 0.9), (51.3, 0.7)),
@@ -146,8 +146,8 @@ IMAGENET100 = Study(
     arms=_ARMS,
     scales=scales((3, 4, 5, 6, 7, 8, 10, 12, 14, 16), data="imagenet100-clip"),
     figure=gains(_ARMS),
-    published=accuracies(
-        "CLIP embeddings of ImageNet-100",
+    published=table(
+        "CLIP embeddings of ImageNet-100: test accuracy in %",
         _ARMS,
         {
             3: ((38.5, 0.2), (59.5, 0.5), (60.3, 0.6)),
@@ -179,20 +179,17 @@ CLINC150 = Study(
     arms=_ARMS,
     scales=scales(_WIDTHS, data="clinc150-minilm", scaling="raw"),
     figure=gains(_ARMS),
-    published=(
-        Published(
-            "CLINC150, sentence embeddings: test accuracy in %",
-            "accuracy",
-            "neurons",
-            {width: dict.fromkeys(names(_ARMS)) for width in _WIDTHS},
-        ),
+    published=table(
+        "CLINC150, sentence embeddings: test accuracy in %",
+        _ARMS,
+        dict.fromkeys(_WIDTHS, (None, None, None)),
     ),
     claims=tuple(replace(one, own=True) for one in _claims("section 5.1, there of images")),
     differs=("The paper has no text; its claims on images are held to this setting.",),
 )
 
 
-def _convolutional(projection: int, panel: str, table: Mapping[int, Row]) -> Study:
+def _convolutional(projection: int, panel: str, values: Mapping[int, Row]) -> Study:
     source, tasks = f"Figure 5{panel} and its table", [Images("cifar100", projection)]
     return Study(
         id=f"cnn-{projection}",
@@ -207,7 +204,9 @@ def _convolutional(projection: int, panel: str, table: Mapping[int, Row]) -> Stu
             "paper": sweep(10, tasks, _WIDTHS),
         },
         figure=gains(_ARMS),
-        published=accuracies(f"CNN with a projection of {projection}", _ARMS, table),
+        published=table(
+            f"CNN with a projection of {projection}: test accuracy in %", _ARMS, values
+        ),
         claims=(
             *(
                 Claim(f"The {arm} split improves accuracy at every width.", source, Beats(arm))

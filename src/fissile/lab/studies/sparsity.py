@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, product
+from itertools import product
 from typing import Any
 
 from fissile.lab.claims import Alike, Beats, Best, Claim, Together, Trend
-from fissile.lab.studies.common import DENSE, accuracies, gains, names, sweep
+from fissile.lab.studies.common import DENSE, gains, names, sweep, table
 from fissile.lab.studies.real import CLIP, FEATURES, SCALED, SCALING, scales
-from fissile.lab.study import Heat, Lines, Published, Scale, Study
+from fissile.lab.study import Heat, Lines, Published, Study
 from fissile.lab.trial import Arm, Features, Grow
 
 __all__ = [
@@ -26,14 +26,7 @@ __all__ = [
 # --- deeper networks
 
 _DEEP = (DENSE, Arm("random", 2))
-
-
-def _deep(
-    trials: int, data: str, depths: Sequence[int], widths: Sequence[int], epochs: int = 25
-) -> Scale:
-    tasks = [Features(data, scaling=SCALING)]
-    each = [sweep(trials, tasks, widths, epochs, depth=depth, layer_norm=True) for depth in depths]
-    return Scale(trials, tuple(chain.from_iterable(scale.settings for scale in each)))
+_DEPTHS = (5, 7, 9)
 
 
 _GAINS = {5: (28.0, 2.6, 0.4, 0.2), 7: (34.0, 11.0, 1.1, 0.8), 9: (104.0, 8.7, 2.0, 1.4)}
@@ -46,9 +39,9 @@ DEEP = Study(
     "expanded, the head is not.",
     arms=_DEEP,
     scales={
-        "smoke": _deep(2, CLIP, (5, 7, 9), (4, 8), 1),
-        "quick": _deep(3, CLIP, (5, 9), (4, 16), 5),
-        "paper": _deep(30, CLIP, (5, 7, 9), (4, 8, 12, 16)),
+        "smoke": sweep(2, [FEATURES], (4, 8), 1, _DEPTHS),
+        "quick": sweep(3, [FEATURES], (4, 16), 5, (5, 9)),
+        "paper": sweep(30, [FEATURES], (4, 8, 12, 16), depths=_DEPTHS),
     },
     figure=(
         tuple(
@@ -56,7 +49,7 @@ DEEP = Study(
                 "neurons", "improvement", ("random-2",), {"depth": depth}, f"{depth} layers",
                 stars=("random-2",), baseline=0.0,
             )
-            for depth in (5, 7, 9)
+            for depth in _DEPTHS
         ),
     ),
     published=tuple(
@@ -81,7 +74,7 @@ DEEP = Study(
                 "appendix, deeper architectures",
                 Trend("improvement", "random-2", "neurons", rises=False, where={"depth": depth}),
             )
-            for depth in (5, 7, 9)
+            for depth in _DEPTHS
         ),
     ),
     differs=(
@@ -89,6 +82,8 @@ DEEP = Study(
         SCALED,
     ),
 )  # fmt: skip
+
+_IMAGENET = [Features("imagenet1k-clip", scaling=SCALING)]
 
 IMAGENET1K = Study(
     id="imagenet1k",
@@ -98,25 +93,22 @@ IMAGENET1K = Study(
     "is not expanded.",
     arms=_DEEP,
     scales={
-        "smoke": _deep(2, "imagenet1k-clip", (5,), (6, 8), 1),
-        "quick": _deep(2, "imagenet1k-clip", (5,), (6, 16), 2),
-        "paper": _deep(10, "imagenet1k-clip", (5,), (6, 8, 10, 12, 14, 16)),
+        "smoke": sweep(2, _IMAGENET, (6, 8), 1, (5,)),
+        "quick": sweep(2, _IMAGENET, (6, 16), 2, (5,)),
+        "paper": sweep(10, _IMAGENET, (6, 8, 10, 12, 14, 16), depths=(5,)),
     },
     figure=gains(_DEEP),
-    published=(
-        Published(
-            "CLIP embeddings of ImageNet-1k, five layers: test accuracy in %",
-            "accuracy",
-            "neurons",
-            {
-                6: {"dense": 13.0, "random-2": 13.9},
-                8: {"dense": 23.8, "random-2": 25.1},
-                10: {"dense": 30.6, "random-2": 31.9},
-                12: {"dense": 38.1, "random-2": 38.8},
-                14: {"dense": 42.9, "random-2": 43.6},
-                16: {"dense": 46.9, "random-2": 47.0},
-            },
-        ),
+    published=table(
+        "CLIP embeddings of ImageNet-1k, five layers: test accuracy in %",
+        _DEEP,
+        {
+            6: (13.0, 13.9),
+            8: (23.8, 25.1),
+            10: (30.6, 31.9),
+            12: (38.1, 38.8),
+            14: (42.9, 43.6),
+            16: (46.9, 47.0),
+        },
     ),
     claims=(
         Claim(
@@ -148,18 +140,17 @@ STRUCTURED = Study(
     },
     figure=gains(_STRUCTURED),
     published=(
-        Published(
+        *table(
             "eight neurons, alpha 2: test accuracy in %",
-            "accuracy",
-            "neurons",
-            {8: {"dense": 53.89, "2:4-2": 61.67, "random-2": 61.92}},
+            _STRUCTURED,
+            {8: (53.89, 61.67, 61.92)},
             digits=2,
         ),
-        Published(
+        *table(
             "eight neurons, alpha 2: relative improvement in %",
-            "improvement",
-            "neurons",
-            {8: {"2:4-2": 14.42, "random-2": 14.89}},
+            _STRUCTURED[1:],
+            {8: (14.42, 14.89)},
+            measure="improvement",
             digits=2,
         ),
     ),
@@ -246,13 +237,11 @@ DYNAMIC = Study(
     arms=_DYNAMIC,
     scales=scales((4, 8, 16)),
     figure=gains(_DYNAMIC),
-    published=(
-        Published(
-            "relative improvement over the dense network in %",
-            "improvement",
-            "neurons",
-            {4: {"dynamic-2": 53.0}, 8: {"dynamic-2": 14.0}, 16: {"dynamic-2": 3.0}},
-        ),
+    published=table(
+        "relative improvement over the dense network in %",
+        (Arm("dynamic", 2),),
+        {4: (53.0,), 8: (14.0,), 16: (3.0,)},
+        measure="improvement",
     ),
     claims=(
         Claim(
@@ -307,8 +296,8 @@ SINGLE_MASK = Study(
     arms=_SINGLE,
     scales=scales(_WIDTHS),
     figure=gains(_SINGLE),
-    published=accuracies(
-        "single mask DropConnect",
+    published=table(
+        "single mask DropConnect: test accuracy in %",
         _SINGLE,
         {
             4: ((32.7, 3.8), (51.0, 0.6), (50.9, 0.7)),
@@ -344,8 +333,8 @@ DROPCONNECT = Study(
     arms=_DROP,
     scales=scales(_WIDTHS),
     figure=((Lines("neurons", "accuracy", names(_DROP), stars=names(_DROP[1:])),),),
-    published=accuracies(
-        "DropConnect",
+    published=table(
+        "DropConnect: test accuracy in %",
         _DROP,
         {
             4: ((32.7, 3.8), (32.2, 1.7), (51.2, 0.7)),
