@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 from fissile.lab.claims import Beats, Claim, Often, Trend
-from fissile.lab.studies.common import (
-    FEW,
-    FULL,
-    TINY,
-    Effort,
-    boolean,
-    both,
-    cross,
-    grid,
-    names,
-    table,
-)
+from fissile.lab.studies.common import TINY, boolean, both, cross, grid, names, table
 from fissile.lab.studies.superposition import WIDTHS
-from fissile.lab.study import Lines, Matrices, Scale, Study
+from fissile.lab.study import Lines, Matrices, Study
 
 __all__ = ["CIRCUITS", "CLUSTERED", "CODES"]
 
 _TWO = both(2)
 
 
-def _pictures(trials: int, effort: Effort) -> Scale:
-    return grid(trials, effort, [(8, 8)], pictures=True)
-
+_ONE = [(8, 8)]  # clauses and neurons
+_SMOKE = grid(2, _ONE, task=TINY, epochs=2, pictures=True)
 
 CODES = Study(
     id="codes",
@@ -39,9 +26,9 @@ CODES = Study(
     "positive weight to the output.",
     arms=_TWO,
     scales={
-        "smoke": _pictures(2, TINY),
-        "quick": _pictures(5, FEW),
-        "paper": _pictures(10, replace(FULL, epochs=1000)),
+        "smoke": _SMOKE,
+        "quick": grid(5, _ONE, epochs=100, pictures=True),
+        "paper": grid(10, _ONE, epochs=1000, pictures=True),
     },
     figure=((Matrices(names(_TWO)),),),
     published=table("section 4.1, test accuracy in %", _TWO, {8: (78.7, 99.4, 88.7)}),
@@ -152,9 +139,9 @@ CLUSTERED = Study(
     "literals in the order of their k-means clusters, and the first layer.",
     arms=_TWO,
     scales={
-        "smoke": _pictures(2, TINY),
-        "quick": _pictures(5, FULL),
-        "paper": _pictures(10, FULL),
+        "smoke": _SMOKE,
+        "quick": grid(5, _ONE, pictures=True),
+        "paper": grid(10, _ONE, pictures=True),
     },
     figure=((Matrices(names(_TWO), ("gram", "clustered", "w1")),),),
     claims=(
