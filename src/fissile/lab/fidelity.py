@@ -17,7 +17,7 @@ from math import exp, log, sqrt
 from typing import Any
 
 from fissile._common.errors import FissileError
-from fissile.lab.stats import Summary, summary
+from fissile.lab.stats import summary
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Published
@@ -77,11 +77,11 @@ class Target:
         """Return where a trial stands in the table."""
         return trial.columns()[self.published.along]
 
-    def paper(self, place: int, split: str) -> tuple[float, float]:
-        """Return the paper's number and its spread, whatever its alpha."""
+    def paper(self, place: int, split: str) -> float:
+        """Return the paper's number, whatever its alpha."""
         row = self.published.values[place]
         number: Any = next(row[arm] for arm in row if arm.partition("-")[0] == split)
-        return number if isinstance(number, tuple) else (number, 0.0)
+        return float(number[0] if isinstance(number, tuple) else number)
 
     def readings(self, limits: Axes) -> list[Reading]:
         """Return every combination of the open settings."""
@@ -147,7 +147,6 @@ class Fit:
 
     target: Target
     reading: Reading
-    ours: Mapping[tuple[int, str], Summary]  # by place and arm
     residual: float
 
 
@@ -182,17 +181,13 @@ def compared(store: Store, scale: str) -> list[Fit]:
         for trial in trials:
             value = percent * measures[trial.key][reading["measure"]]
             values.setdefault((target.place(trial), trial.arm.split), []).append(value)
-        ours = {key: summary(found) for key, found in values.items()}
-        fits.append(Fit(target, reading, ours, _residual(target, ours)))
+        squares = []
+        for key, found in values.items():
+            paper = target.paper(*key)
+            unit = 0.01 * paper if target.relative else 1
+            squares.append(((summary(found).mean - paper) / unit) ** 2)
+        fits.append(Fit(target, reading, sqrt(sum(squares) / len(squares))))
     return fits
-
-
-def _residual(target: Target, ours: Mapping[tuple[int, str], Summary]) -> float:
-    squares = []
-    for key, mine in ours.items():
-        paper, _ = target.paper(*key)
-        squares.append(((mine.mean - paper) / (0.01 * paper if target.relative else 1)) ** 2)
-    return sqrt(sum(squares) / len(squares))
 
 
 def best(fits: Sequence[Fit], study: str) -> Fit:
@@ -238,7 +233,6 @@ def markdown(fits: Sequence[Fit]) -> str:
     >>> Path("fidelity.md").write_text(markdown(fits))
     """
     studies = [target.study for target in TARGETS]
-    shared = common(fits)
     parts = [
         "## The best reading of each table\n\nResiduals are root mean squares over a table: "
         "points of accuracy, or percent of a number.\n",
@@ -246,10 +240,7 @@ def markdown(fits: Sequence[Fit]) -> str:
         "## One setting for all tables\n\nThe score is the geometric mean of the residuals, each "
         "as a multiple of its table's best. Alpha and the kind of cosine may differ between "
         "tables; the rest is shared.\n",
-        _table(["score", *SHARED, *studies], map(_scored, shared[:10])),
-        "## Ours beside the paper's\n\nThe paper's number, then ours in the table's best reading, "
-        "then in the setting for all.\n",
-        *(_beside(best(fits, fit.target.study), fit) for fit in shared[0][1]),
+        _table(["score", *SHARED, *studies], map(_scored, common(fits)[:10])),
     ]
     return "\n".join(parts)
 
@@ -268,18 +259,6 @@ def _scored(scored: tuple[float, Sequence[Fit]]) -> list[object]:
     score, chosen = scored
     settings = [chosen[-1].reading[name] for name in SHARED]
     return [f"{score:.2f}", *settings, *(f"{fit.residual:.1f}" for fit in chosen)]
-
-
-def _beside(mine: Fit, shared: Fit) -> str:
-    target, digits = mine.target, mine.target.published.digits
-    rows: dict[int, list[object]] = {}
-    for (place, split), ours in mine.ours.items():
-        three = target.paper(place, split)[0], ours.mean, shared.ours[place, split].mean
-        text = " · ".join(f"{number:.{digits}f}" for number in three)
-        rows.setdefault(place, [place]).append(text)
-    splits = dict.fromkeys(split for _, split in mine.ours)
-    table = _table([target.published.along, *splits], rows.values())
-    return f"**{target.study}** ({target.published.table})\n\n{table}"
 
 
 def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

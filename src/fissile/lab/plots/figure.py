@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from itertools import chain
 from math import ceil, lcm
@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "save"]
 
+_DRAW: dict[type, Callable[[Spot], None]] = {
+    Lines: panels.lines,
+    Regression: panels.regression,
+    Series: panels.series,
+    Curves: panels.grown,
+    Equivalence: panels.equivalence,
+}
 #: Panels that show arms, one curve for each.
 _OF_ARMS = (Lines, Regression, Equivalence)
 _HEIGHTS = {1: 2.3, 2: 1.9}  # inches of a row with so many panels; three and more need less
@@ -132,18 +139,8 @@ def _draw_panel(spot: Spot, letters: float) -> None:
     if not len(table):
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "no data yet", transform=axes.transAxes, ha="center", va="center")
-        return
-    match panel:
-        case Lines():
-            panels.lines(axes, panel, table)
-        case Regression():
-            panels.regression(axes, panel, table)
-        case Series():
-            panels.series(axes, panel, table)
-        case Curves():
-            panels.grown(axes, table)
-        case Equivalence():
-            panels.equivalence(axes, panel, table)
+    elif not isinstance(panel, Heat):  # heat-maps share their colours, and are drawn together
+        _DRAW[type(panel)](spot)
 
 
 def _level(row: Sequence[Spot]) -> None:

@@ -16,7 +16,7 @@ from fissile._common.random import seeded
 from fissile.lab.plots.data import Spot, fit
 from fissile.lab.plots.style import BASELINE, LETTERS, STAR, look, named, role
 from fissile.lab.stats import LEVEL, Line
-from fissile.lab.study import Equivalence, Heat, Lines, Matrices, Regression, Series
+from fissile.lab.study import Lines, Matrices
 from fissile.measure import gram, gram_clusters
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ _APART = 0.16  # inches from one label to the next, or they would touch
 # --- lines
 
 
-def lines(axes: Axes, panel: Lines, table: DataFrame) -> None:
+def lines(spot: Spot) -> None:
     """Draw the mean and the standard error of every arm, its stars, and the baseline."""
+    panel, table, axes = spot
     for arm in panel.arms:
         one = table[table["arm"] == arm]
         if len(one):
@@ -57,7 +58,7 @@ def lines(axes: Axes, panel: Lines, table: DataFrame) -> None:
             axes.errorbar(x, y, one["error"], label=arm, **look(arm).curve, **_BARS)
     if panel.baseline is not None:
         axes.axhline(panel.baseline, zorder=1, label="baseline", **BASELINE)
-    for at, cell in starred(Spot(panel, table, axes)).groupby(panel.along):
+    for at, cell in starred(spot).groupby(panel.along):
         top = _above(panel, table, at)
         # The star of the upper arm is the upper one, which says in grey whose it is.
         for height, arm in enumerate(cell.sort_values("mean")["arm"]):
@@ -76,8 +77,7 @@ def _above(panel: Lines, table: DataFrame, at: float) -> float:
 
 def starred(spot: Spot) -> DataFrame:
     """Return the cells that get a star: significantly away from dense, of an arm to be starred."""
-    panel, table, _ = spot
-    return table[table["arm"].isin(list(panel.stars)) & (table["p"] < LEVEL)]
+    return spot.table[spot.table["arm"].isin(spot.panel.stars) & (spot.table["p"] < LEVEL)]
 
 
 def _star(axes: Axes, x: float, y: float, height: int, arm: str) -> None:
@@ -110,8 +110,9 @@ def _roomy(low: float, high: float, above: float) -> tuple[float, float]:
 # --- regressions
 
 
-def regression(axes: Axes, panel: Regression, table: DataFrame) -> None:
+def regression(spot: Spot) -> None:
     """Draw the cells' means, the line through those of each arm, and its R² above them."""
+    panel, table, axes = spot
     fits = {arm: fit(table, arm) for arm in panel.arms if (table["arm"] == arm).any()}
     for place, (arm, found) in enumerate(fits.items()):
         one, style = table[table["arm"] == arm], look(arm)
@@ -139,8 +140,9 @@ def _explained(axes: Axes, found: Line, arm: str, place: int) -> None:
 # --- series
 
 
-def series(axes: Axes, panel: Series, table: DataFrame) -> None:
+def series(spot: Spot) -> None:
     """Draw closed forms as lines and what was simulated as markers with errors over trials."""
+    panel, table, axes = spot
     for name in panel.measures:
         one, style = table[table["measure"] == name], role(name)
         # No probability and no count is below zero: what a bound says there is zero.
@@ -212,10 +214,11 @@ def ticks(values: Sequence[float], places: Sequence[float], inches: float) -> li
     return [values[number] for number in kept]
 
 
-def grown(axes: Axes, table: DataFrame) -> None:
+def grown(spot: Spot) -> None:
     """Draw the test accuracy over the epochs: dense, and a curve for every time of the split."""
     from matplotlib import colormaps
 
+    _, table, axes = spot
     dense, split = table[table["arm"] == "dense"], table[table["arm"] != "dense"]
     times = sorted(split["warm_up"].unique())
     colours = colormaps["viridis"]
@@ -246,8 +249,9 @@ def _band(axes: Axes, one: DataFrame, **style: Any) -> None:
     axes.fill_between(one["epoch"], low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def equivalence(axes: Axes, panel: Equivalence, table: DataFrame) -> None:
+def equivalence(spot: Spot) -> None:
     """Draw accuracy over weights, and above each expanded network its multiple."""
+    panel, table, axes = spot
     for arm in ("dense", panel.arm):
         one = table[table["arm"] == arm].sort_values("nonzeros")
         axes.errorbar(one["nonzeros"], one["mean"], one["error"], capsize=1.6, **look(arm).curve)
@@ -291,7 +295,7 @@ def heats(spots: Sequence[Spot]) -> None:
     else:
         scale, colours = Normalize(values.min(), values.max()), colormaps["Blues"]
     for spot in spots:
-        _heat(spot.axes, spot.panel, spot.table, scale, colours)
+        _heat(spot, scale, colours)
     bar = spots[0].axes.figure.colorbar(
         ScalarMappable(scale, colours), ax=[spot.axes for spot in spots], label=named(measure),
         location="bottom", shrink=0.5, aspect=40,
@@ -299,7 +303,8 @@ def heats(spots: Sequence[Spot]) -> None:
     bar.outline.set_visible(False)
 
 
-def _heat(axes: Axes, panel: Heat, table: DataFrame, scale: Normalize, colours: Colormap) -> None:
+def _heat(spot: Spot, scale: Normalize, colours: Colormap) -> None:
+    panel, table, axes = spot
     grid = table.pivot(index=panel.down, columns=panel.across, values="mean")
     axes.imshow(
         grid.to_numpy(float), cmap=colours, norm=scale, origin="lower", aspect="auto",
@@ -344,8 +349,8 @@ class _Picture:
     """A matrix, and before which columns, and before which rows, a new group begins."""
 
     values: Array
-    columns: Sequence[int]
-    rows: Sequence[int]
+    columns: Array | Sequence[int]
+    rows: Array | Sequence[int]
 
 
 def pictured(panel: Matrices, pictures: Mapping[str, Array]) -> list[str]:
@@ -389,12 +394,11 @@ def _picture(show: str, weight: Array, size: int, parents: int) -> _Picture:
     return _Picture(values[np.ix_(order, order)], edges, edges)
 
 
-def _in_blocks(labels: Array) -> tuple[Array, list[int]]:
+def _in_blocks(labels: Array) -> tuple[Array, Array]:
     """Return the inputs cluster by cluster, in the order they come in, and where one begins."""
-    middle = {label: np.flatnonzero(labels == label).mean() for label in np.unique(labels)}
-    clusters = sorted(middle, key=lambda label: middle[label])
-    blocks = [np.flatnonzero(labels == label) for label in clusters]
-    return np.concatenate(blocks), np.cumsum([len(block) for block in blocks])[:-1].tolist()
+    middle = [np.flatnonzero(labels == label).mean() for label in labels]
+    order = np.lexsort((labels, middle))
+    return order, np.flatnonzero(np.diff(labels[order])) + 1
 
 
 def _column(column: Sequence[Axes], pictures: Sequence[_Picture], wide: float) -> None:
