@@ -80,9 +80,8 @@ def _verdict(fails: bool, holds: bool, numbers: str) -> Verdict:
 
 def _signed(value: float, p: float) -> Status:
     """Judge a number that should be positive."""
-    if isnan(p) or p >= LEVEL:
-        return "not significant"
-    return "holds" if value > 0 else "fails"
+    significant = p < LEVEL  # which NaN is not
+    return "not significant" if not significant else "holds" if value > 0 else "fails"
 
 
 def _p_text(p: float) -> str:

@@ -124,12 +124,14 @@ def cells(frame: DataFrame, measure: str, along: Sequence[str]) -> DataFrame:
     """
     import pandas
 
+    # What is relative to dense is tested by the measure behind it.
+    raw = "accuracy" if measure == "improvement" else measure.removesuffix("_fold")
     rows = []
     for values, cell in frame.groupby(list(along), sort=True):
         for arm in dict.fromkeys(cell["arm"]):
             found = summary(cell.loc[cell["arm"] == arm, measure])
             alone = arm == "dense" or "dense" not in set(cell["arm"])
-            against = None if alone else paired(cell, arm, "dense", _compared(measure))
+            against = None if alone else paired(cell, arm, "dense", raw)
             p = nan if against is None else against.p
             rows.append((*values, arm, found.mean, found.error, found.count, p))
     return pandas.DataFrame(rows, columns=[*along, "arm", "mean", "error", "count", "p"])
@@ -147,8 +149,3 @@ def paired(cell: DataFrame, arm: str, over: str, measure: str) -> Comparison | N
         sides.append(rows)
     both = sides[0].index.intersection(sides[1].index)
     return compare(sides[0][both], sides[1][both]) if len(both) else None
-
-
-def _compared(measure: str) -> str:
-    """Return the raw measure behind one that is relative to dense: the one to test."""
-    return "accuracy" if measure == "improvement" else measure.removesuffix("_fold")

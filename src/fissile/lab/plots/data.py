@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -191,19 +193,9 @@ def _rows(panel: Panel, frame: DataFrame, pictures: Pictures | None) -> Iterator
                 yield {**where, "measure": name, **row}
         table = _joined(panel, *both.values())
         for arm in dict.fromkeys(table["arm"]):
-            yield {**where, "arm": arm, **_fitted(panel, fit(table, arm))}
+            found = asdict(fit(table, arm)) | {"error": nan}  # of its slope, not of a point
+            yield {**where, "arm": arm, "measure": f"{panel.y} ~ {panel.x}", **found}
         return
     measure = getattr(panel, "measure", "accuracy")
     for row in points(panel, frame, pictures).to_dict("records"):
         yield {**where, "measure": measure, **row}
-
-
-def _fitted(panel: Regression, found: Line) -> dict[str, Any]:
-    return {
-        "measure": f"{panel.y} ~ {panel.x}",
-        "slope": found.slope,
-        "intercept": found.intercept,
-        "r2": found.r2,
-        "p": found.p,
-        "count": found.count,
-    }
