@@ -8,7 +8,7 @@ it fails, it is not significant, or there is no data to judge it by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import erfc, hypot, inf, isinf, isnan, sqrt
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -80,9 +80,8 @@ def _verdict(fails: bool, holds: bool, numbers: str) -> Verdict:
 
 def _signed(value: float, p: float) -> Status:
     """Judge a number that should be positive."""
-    if isnan(p) or p >= LEVEL:
-        return "not significant"
-    return "holds" if value > 0 else "fails"
+    significant = p < LEVEL  # which NaN is not
+    return "not significant" if not significant else "holds" if value > 0 else "fails"
 
 
 def _p_text(p: float) -> str:
@@ -91,8 +90,8 @@ def _p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def _count_text(found: Sized) -> str:
-    return f"{len(found)} {'cell' if len(found) == 1 else 'cells'}"
+def _cells_text(count: int) -> str:
+    return f"{count} {'cell' if count == 1 else 'cells'}"
 
 
 def _words(where: Mapping[str, object]) -> str:
@@ -122,6 +121,10 @@ class _Cell(NamedTuple):
         """How much the cell speaks for a claim, from -1 to 1."""
         return 0.0 if isnan(self.p) else (1 - self.p) * (1 if self.gain > 0 else -1)
 
+    @property
+    def text(self) -> str:
+        return f"{self.gain:+.3g} ({_p_text(self.p)})"
+
 
 def _counted(found: Sequence[_Cell]) -> tuple[int, int, _Cell]:
     """Return how many cells are significantly better, how many worse, and the weakest."""
@@ -136,9 +139,8 @@ class Beats:
 
     >>> Beats("clause-4", "dense", along=("neurons",), where={"clauses": 8})
 
-    It holds if every cell is better with p < 0.05 (``spare`` cells excepted, where there are more
-    than twice as many), and fails if more cells than are spared are significantly worse. Anything
-    between is not significant.
+    It holds if every cell is better with p < 0.05, and fails if some cell is significantly worse.
+    Anything between is not significant.
     """
 
     arm: str
@@ -147,10 +149,9 @@ class Beats:
     along: Sequence[str] = ("neurons",)
     where: Mapping[str, object] = field(default_factory=dict)
     lower: bool = False
-    spare: int = 0
 
     def __call__(self, frame: DataFrame) -> Verdict:
-        return Together((self,), self.spare)(frame)
+        return Together((self,))(frame)
 
     def _compared(self, frame: DataFrame) -> Iterator[_Cell]:
         """Compare the arms trial by trial in every cell that has both."""
@@ -168,7 +169,10 @@ class Beats:
 
 @dataclass(frozen=True)
 class Together:
-    """Several comparisons that a sentence makes at once; ``spare`` counts over all of them."""
+    """Several comparisons that a sentence makes at once.
+
+    ``spare`` cells of all of them are excepted, where there are more than twice as many.
+    """
 
     checks: tuple[Beats, ...]
     spare: int = 0
@@ -184,8 +188,8 @@ class Together:
         better, worse, weakest = _counted(found)
         up, down = ("lower", "higher") if self.checks[0].lower else ("higher", "lower")
         numbers = (
-            f"{better} of {_count_text(found)} significantly {up}, {worse} significantly {down}; "
-            f"weakest: {weakest.gain:+.3g} ({_p_text(weakest.p)}) at {weakest.place}"
+            f"{better} of {_cells_text(len(found))} significantly {up}, "
+            f"{worse} significantly {down}; weakest: {weakest.text} at {weakest.place}"
         )
         # A few cells that are mostly spared would prove nothing.
         enough = better >= len(found) - self.spare and len(found) > 2 * self.spare
@@ -227,8 +231,6 @@ class Leads:
 
     arm: str
     others: tuple[str, ...]
-    measure: str = "accuracy"
-    along: str = "neurons"
 
     def __call__(self, frame: DataFrame) -> Verdict:
         found = list(self._compared(frame))
@@ -237,21 +239,20 @@ class Leads:
         better, worse, weakest = _counted(found)
         numbers = (
             f"better than the best other in {better} of {len(found)} cells, worse in {worse}; "
-            f"weakest: {weakest.gain:+.3g} ({_p_text(weakest.p)}) against {weakest.place}"
+            f"weakest: {weakest.text} against {weakest.place}"
         )
         return _verdict(worse > 0, 2 * better >= len(found), numbers)
 
     def _compared(self, frame: DataFrame) -> Iterator[_Cell]:
-        if not len(frame) or self.measure not in frame:
+        if not len(frame):
             return
-        for at, cell in pick(frame, {}, [self.arm, *self.others]).groupby(self.along, sort=True):
-            means = cell.groupby("arm")[self.measure].mean()
+        for at, cell in pick(frame, {}, [self.arm, *self.others]).groupby("neurons", sort=True):
+            means = cell.groupby("arm")["accuracy"].mean()
             if self.arm in means and len(means) > 1:
                 other = str(means.drop(self.arm).idxmax())
-                found = paired(cell, self.arm, other, self.measure)
+                found = paired(cell, self.arm, other, "accuracy")
                 if found is not None:
-                    place = f"{other} at {self.along} = {at:g}"
-                    yield _Cell(found.difference, found.p, place)
+                    yield _Cell(found.difference, found.p, f"{other} at neurons = {at:g}")
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,7 @@ class Alike(Beats):
         place, low, high = max(found, key=lambda one: max(abs(one[1]), abs(one[2])))
         numbers = (
             f"the furthest apart at {place}: difference between {low:+.2f} and {high:+.2f} with "
-            f"95 % confidence, {_count_text(found)}, margin {self.within:g}"
+            f"95 % confidence, {_cells_text(len(found))}, margin {self.within:g}"
         )
         apart = any(low > self.within or high < -self.within for _, low, high in found)
         level = all(-self.within <= low and high <= self.within for _, low, high in found)
@@ -325,17 +326,11 @@ class Levels:
 
     def __call__(self, frame: DataFrame) -> Verdict:
         part = pick(frame, self.where, [self.arm])
-        sides = part[part[self.along] <= self.beyond], part[part[self.along] >= self.beyond]
-        fits = _fits(self.measure, self.along, *sides)
-        if not fits:
-            return _NOTHING
-        before, after = fits
-        drop, p = _apart(before, after)
-        numbers = (
-            f"slope {before.slope:+.3g} up to {self.beyond:g} {self.along}, "
-            f"{after.slope:+.3g} beyond ({_p_text(p)})"
-        )
-        return Verdict(_signed(drop, p), numbers)
+        sides = {
+            f"up to {self.beyond:g} {self.along}": part[part[self.along] <= self.beyond],
+            "beyond": part[part[self.along] >= self.beyond],
+        }
+        return _steeper(self.measure, self.along, sides)
 
 
 @dataclass(frozen=True)
@@ -352,17 +347,11 @@ class Flatter:
     than: Mapping[str, object]
 
     def __call__(self, frame: DataFrame) -> Verdict:
-        sides = [pick(frame, where, [self.arm]) for where in (self.where, self.than)]
-        fits = _fits(self.measure, self.along, *sides)
-        if not fits:
-            return _NOTHING
-        one, other = fits
-        more, p = _apart(one, other)
-        numbers = (
-            f"slope {one.slope:+.3g} where {_words(self.where)}, {other.slope:+.3g} where "
-            f"{_words(self.than)} ({_p_text(p)})"
-        )
-        return Verdict(_signed(more, p), numbers)
+        sides = {
+            f"where {_words(where)}": pick(frame, where, [self.arm])
+            for where in (self.where, self.than)
+        }
+        return _steeper(self.measure, self.along, sides)
 
 
 def _fits(measure: str, along: str, *parts: DataFrame) -> list[Line]:
@@ -371,23 +360,27 @@ def _fits(measure: str, along: str, *parts: DataFrame) -> list[Line]:
     return [] if few or measure not in parts[0] else [line(p[along], p[measure]) for p in parts]
 
 
-def _apart(one: Line, other: Line) -> tuple[float, float]:
-    """Return how much steeper one line is than another, and the p-value of that."""
-    more, error = one.slope - other.slope, hypot(one.error, other.error)
-    return more, erfc(abs(more) / error / sqrt(2)) if error else float(more == 0)
+def _steeper(measure: str, along: str, sides: Mapping[str, DataFrame]) -> Verdict:
+    """Judge whether the first side's line has a larger slope than the second's."""
+    fits = _fits(measure, along, *sides.values())
+    if not fits:
+        return _NOTHING
+    first, second = fits
+    more, error = first.slope - second.slope, hypot(first.error, second.error)
+    p = erfc(abs(more) / error / sqrt(2)) if error else float(more == 0)
+    slopes = [f"{fit.slope:+.3g} {place}" for place, fit in zip(sides, fits, strict=True)]
+    return Verdict(_signed(more, p), f"slope {', '.join(slopes)} ({_p_text(p)})")
 
 
 @dataclass(frozen=True)
 class Explains:
-    """One measure goes with another across cells: a line through their means, with its R²."""
+    """One measure goes with another over widths: a line through the means has an R² of 0.5."""
 
     y: str
     x: str
     arms: Sequence[str]
-    along: Sequence[str] = ("neurons",)
     where: Mapping[str, object] = field(default_factory=dict)
     rises: bool = True
-    least: float = 0.5
 
     def __call__(self, frame: DataFrame) -> Verdict:
         if not {self.x, self.y} <= set(frame.columns):
@@ -395,7 +388,7 @@ class Explains:
         fits = {}
         for arm in self.arms:
             part = pick(frame, self.where, [arm])
-            means = part.groupby(list(self.along))[[self.x, self.y]].mean()
+            means = part.groupby("neurons")[[self.x, self.y]].mean()
             fit = line(means[self.x], means[self.y])
             if fit.count > 2:
                 fits[arm] = fit
@@ -406,13 +399,13 @@ class Explains:
             for arm, fit in fits.items()
         )
         each = [_signed(f.slope if self.rises else -f.slope, f.p) for f in fits.values()]
-        strong = all(fit.r2 >= self.least for fit in fits.values())
+        strong = all(fit.r2 >= 0.5 for fit in fits.values())
         return _verdict("fails" in each, strong and set(each) == {"holds"}, numbers)
 
 
 @dataclass(frozen=True)
 class Near:
-    """One column comes close to another: within so many of its errors, or within a factor.
+    """One column comes close to another: within four of its errors, or within a factor.
 
     >>> Near("coverage_simulated", "coverage", error="coverage_error")
     >>> Near("collision_ratio", "collision_ratio_approx", factor=2, where={"literals": 128})
@@ -421,7 +414,6 @@ class Near:
     measure: str
     target: str
     error: str | None = None
-    errors: float = 4.0
     factor: float = 1.0
     where: Mapping[str, object] = field(default_factory=dict)
 
@@ -432,7 +424,7 @@ class Near:
         if self.error is not None:
             off = ((part[self.measure] - part[self.target]) / part[self.error]).abs()
             numbers = f"{len(part)} rows, the furthest off by {off.max():.2g} standard errors"
-            return Verdict("holds" if off.max() <= self.errors else "fails", numbers)
+            return Verdict("holds" if off.max() <= 4 else "fails", numbers)
         ratio = part[self.measure] / part[self.target]
         numbers = f"{len(part)} rows, between {ratio.min():.3g} and {ratio.max():.3g} times"
         near = 1 / self.factor <= ratio.min() and ratio.max() <= self.factor
@@ -451,12 +443,11 @@ class Reaches:
 
     arm: str
     least: float
-    along: str = "neurons"
 
     def __call__(self, frame: DataFrame) -> Verdict:
         part = pick(frame, {}, [self.arm, "dense"])
         found = []
-        for at, cell in part.groupby(self.along):
+        for at, cell in part.groupby("neurons"):
             both = _both(cell, self.arm, "dense")
             if both:
                 found.append((*_improvement(*both), at))
@@ -464,7 +455,7 @@ class Reaches:
             return _NOTHING
         mean, low, high, at = max(found)
         numbers = (
-            f"most: {mean:.3g} % ({low:.3g} to {high:.3g}) at {self.along} = {at:g}; "
+            f"most: {mean:.3g} % ({low:.3g} to {high:.3g}) at neurons = {at:g}; "
             f"asked: {self.least:g} %"
         )
         reached = max(low for _, low, _, _ in found) >= self.least
@@ -563,7 +554,7 @@ class WarmedUp:
         numbers = (
             f"{share.min():.3f} to {share.max():.3f} of the converged accuracy, "
             f"mean {share.mean():.3f}; below {self.least:g} in {below} of "
-            f"{_count_text(part)}{f'; lowest at {where}' if where else ''}"
+            f"{_cells_text(len(part))}{f'; lowest at {where}' if where else ''}"
         )
         if rising := int(part["rising"].sum()) if "rising" in part else 0:
             numbers += f"; {rising} still rose when stopped"

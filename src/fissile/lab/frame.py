@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from fissile._common.errors import FissileError, needs
@@ -12,7 +13,7 @@ from fissile.lab.trial import Work
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["after", "cells", "derived", "labelled", "paired", "pick", "table", "tidy"]
+__all__ = ["after", "cells", "labelled", "paired", "pick", "table", "tidy"]
 
 #: What tells arms of one trial apart; all other columns describe the trial itself.
 ARM = ("arm", "split", "alpha", "clusters", "moments", "every", "fraction", "grow")
@@ -62,7 +63,8 @@ def table(works: Sequence[Work], measures: Mapping[str, Mapping[str, float]]) ->
 
     >>> frame = table(works, {row.key: row.measures for row in store.rows(keys)})
 
-    Accuracies are in percent, as in the paper.
+    Accuracies are in percent, as in the paper. Gains are over the dense arm of the same trial, and
+    multiples (``_fold``) are of its measures.
     """
     needs("pandas", "lab")
     import pandas
@@ -73,30 +75,16 @@ def table(works: Sequence[Work], measures: Mapping[str, Mapping[str, float]]) ->
     frame = pandas.DataFrame(rows)
     for name in {"accuracy", "best", "warm", "held_out"} & set(frame.columns):
         frame[name] = 100 * frame[name]
-    return derived(frame)
-
-
-def derived(frame: DataFrame) -> DataFrame:
-    """Add what only a comparison gives: gains over, and multiples of, the trial's dense arm."""
     if "accuracy" not in frame:
         return frame
-    frame = frame.copy()
     frame["per_parameter"] = frame["accuracy"] / frame["nonzeros"]
-    dense = _partners(frame)
-    frame["improvement"] = 100 * (fold_change(frame["accuracy"], dense["accuracy"]) - 1)
-    for name in _FOLDED:
-        if name in frame:
-            frame[f"{name}_fold"] = fold_change(frame[name], dense[name])
-    return frame
-
-
-def _partners(frame: DataFrame) -> DataFrame:
-    """Return, row for row, the dense arm of the same trial."""
     setting = [name for name in _described(frame) if name not in ARM]
     dense = frame[frame["arm"] == "dense"].drop_duplicates(setting)
-    found = frame[setting].merge(dense, on=setting, how="left")
-    found.index = frame.index
-    return found
+    dense = frame[setting].merge(dense, on=setting, how="left")  # row for row, of the same trial
+    frame["improvement"] = 100 * (fold_change(frame["accuracy"], dense["accuracy"]) - 1)
+    for name in [name for name in _FOLDED if name in frame]:
+        frame[f"{name}_fold"] = fold_change(frame[name], dense[name])
+    return frame
 
 
 def _described(frame: DataFrame) -> list[str]:
@@ -136,22 +124,16 @@ def cells(frame: DataFrame, measure: str, along: Sequence[str]) -> DataFrame:
     """
     import pandas
 
+    # What is relative to dense is tested by the measure behind it.
+    raw = "accuracy" if measure == "improvement" else measure.removesuffix("_fold")
     rows = []
     for values, cell in frame.groupby(list(along), sort=True):
         for arm in dict.fromkeys(cell["arm"]):
             found = summary(cell.loc[cell["arm"] == arm, measure])
             alone = arm == "dense" or "dense" not in set(cell["arm"])
-            against = None if alone else paired(cell, arm, "dense", _compared(measure))
-            rows.append(
-                {
-                    **dict(zip(along, values, strict=True)),
-                    "arm": arm,
-                    "mean": found.mean,
-                    "error": found.error,
-                    "count": found.count,
-                    "p": float("nan") if against is None else against.p,
-                }
-            )
+            against = None if alone else paired(cell, arm, "dense", raw)
+            p = nan if against is None else against.p
+            rows.append((*values, arm, found.mean, found.error, found.count, p))
     return pandas.DataFrame(rows, columns=[*along, "arm", "mean", "error", "count", "p"])
 
 
@@ -167,8 +149,3 @@ def paired(cell: DataFrame, arm: str, over: str, measure: str) -> Comparison | N
         sides.append(rows)
     both = sides[0].index.intersection(sides[1].index)
     return compare(sides[0][both], sides[1][both]) if len(both) else None
-
-
-def _compared(measure: str) -> str:
-    """Return the raw measure behind one that is relative to dense: the one to test."""
-    return "accuracy" if measure == "improvement" else measure.removesuffix("_fold")

@@ -9,7 +9,6 @@ that the same results make the same report to the byte.
 from __future__ import annotations
 
 import base64
-import csv
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,17 +30,7 @@ from fissile.lab.results import Results, latest, load
 from fissile.lab.stats import LEVEL, Summary, summary
 from fissile.lab.store import Store
 from fissile.lab.studies import CRITERION, find
-from fissile.lab.study import (
-    Curves,
-    Equivalence,
-    Heat,
-    Lines,
-    Matrices,
-    Panel,
-    Published,
-    Regression,
-    Series,
-)
+from fissile.lab.study import Published
 from fissile.lab.task import WITHIN
 from fissile.lab.trial import Contender, Sampling, Trial, Work
 
@@ -102,27 +91,27 @@ def _fill(folder: Path, found: Sequence[Results]) -> None:
 
 
 def _write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    """Write a table in full precision, with nothing where a number is NaN."""
+    import pandas
+
+    pandas.DataFrame(rows).to_csv(path, index=False, lineterminator="\n")
 
 
 def _claim_rows(found: Sequence[Results]) -> list[dict[str, object]]:
     return [
         {
-            "study": one.study.id,
+            "study": results.study.id,
             "claim": claim.text,
             "source": claim.source,
             "verdict": verdict.status,
             "numbers": verdict.numbers,
-            "features": one.foreign,
-            "scale": one.run.scale,
-            "trials": len(one.rows),
-            "trials_asked": len(one.works),
+            "features": results.foreign,
+            "scale": results.run.scale,
+            "trials": len(results.rows),
+            "trials_asked": len(results.works),
         }
-        for one in found
-        for claim, verdict in one.verdicts
+        for results in found
+        for claim, verdict in results.verdicts
     ]
 
 
@@ -130,53 +119,54 @@ def _claim_rows(found: Sequence[Results]) -> list[dict[str, object]]:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """One number of the paper and what the trials came to."""
+class Cell:
+    """One number of the paper and what the trials came to; NaN where there is none."""
 
     place: int
     arm: str
-    ours: Summary
+    trials: int
+    ours: float
+    ours_error: float
     paper: float
-    spread: float  # NaN where the paper gives none
-    printed: str
-    digits: int
+    paper_spread: float
+    texts: tuple[str, str, str]  # ours, the paper's and the difference
 
     @property
     def difference(self) -> float:
-        return self.ours.mean - self.paper
+        return self.ours - self.paper
 
     @property
     def judged(self) -> bool:
         """Return whether both sides have a spread to judge the difference by."""
-        return not isnan(self.ours.error + self.spread)
+        return not isnan(self.ours_error + self.paper_spread)
 
     @property
     def far(self) -> bool:
         """Return whether the two lie apart; a spread that is missing is NaN, which says no."""
-        return abs(self.difference) > FAR * hypot(self.ours.error, self.spread)
-
-    def texts(self) -> tuple[str, str, str]:
-        """Return ours, the paper's and the difference."""
-        if not self.ours.count:
-            return MISSING, self.printed, MISSING
-        ours = [_fixed(number, self.digits) for number in (self.ours.mean, self.ours.error)]
-        difference = f"{self.difference:+z.{self.digits}f}".replace("-", "−")
-        return _joined(ours), self.printed, MISSING if isnan(self.paper) else difference
+        return abs(self.difference) > FAR * hypot(self.ours_error, self.paper_spread)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper with our numbers beside it."""
+    """A table of the paper with our numbers beside it, by place along the axis."""
 
     published: Published
-    cells: Sequence[Beside]
+    rows: dict[int, list[Cell]]
 
     @property
-    def rows(self) -> dict[int, list[Beside | None]]:
-        """The cells by place along the axis, in the order of the arms."""
-        held = {(cell.place, cell.arm): cell for cell in self.cells}
-        arms = self.published.arms
-        return {place: [held.get((place, arm)) for arm in arms] for place in self.published.values}
+    def cells(self) -> list[Cell]:
+        return list(chain.from_iterable(self.rows.values()))
+
+    @property
+    def numbers(self) -> list[dict[str, object]]:
+        """The cells for a file."""
+        names = ("place", "arm", "trials", "ours", "ours_error", "paper", "paper_spread")
+        published = self.published
+        about = {"table": published.table, "measure": published.measure, "along": published.along}
+        return [
+            {**about, **{name: getattr(cell, name) for name in (*names, "difference", "far")}}
+            for cell in self.cells
+        ]
 
 
 def table(published: Published, results: Results) -> Table:
@@ -184,22 +174,24 @@ def table(published: Published, results: Results) -> Table:
 
     >>> table(study.published[0], results).rows[8]
     """
-    digits = published.digits
-    values = {
+    paper = {
         (place, arm): value if isinstance(value, tuple) else (nan if value is None else value, nan)
         for place, row in published.values.items()
         for arm, value in row.items()
     }
-    means, spreads = zip(*values.values(), strict=True)
-    cells = []
-    for (place, arm), (paper, spread) in values.items():
-        known = not isnan(paper)
-        printed = [_printed(paper, means, digits), _printed(spread, spreads, digits)]
-        ours = _ours(published, results, place, arm)
-        cells.append(
-            Beside(place, arm, ours, paper, spread, _joined(printed) if known else MISSING, digits)
-        )
-    return Table(published, cells)
+    columns = list(zip(*paper.values(), strict=True))
+    rows: dict[int, list[Cell]] = {}
+    for (place, arm), pair in paper.items():
+        ours, digits = _ours(published, results, place, arm), published.digits
+        printed = [_printed(*both, digits) for both in zip(pair, columns, strict=True)]
+        texts = (MISSING, MISSING if isnan(pair[0]) else _joined(printed), MISSING)
+        if ours.count:
+            own = _joined([_fixed(number, digits) for number in (ours.mean, ours.error)])
+            apart = f"{ours.mean - pair[0]:+z.{digits}f}".replace("-", "−")
+            texts = (own, texts[1], MISSING if isnan(pair[0]) else apart)
+        cell = Cell(place, arm, ours.count, ours.mean, ours.error, *pair, texts)
+        rows.setdefault(place, []).append(cell)
+    return Table(published, rows)
 
 
 def _ours(published: Published, results: Results, place: int, arm: str) -> Summary:
@@ -207,32 +199,6 @@ def _ours(published: Published, results: Results, place: int, arm: str) -> Summa
         return Summary(nan, nan, 0)
     part = pick(results.frame, {**published.where, published.along: place}, [arm])
     return summary(part[published.measure])
-
-
-def table_rows(tables: Sequence[Table]) -> list[dict[str, object]]:
-    """Return the tables for a file: all digits, and nothing where there is no number."""
-    return [
-        {
-            "table": table.published.table,
-            "measure": table.published.measure,
-            "along": table.published.along,
-            "place": cell.place,
-            "arm": cell.arm,
-            "trials": cell.ours.count,
-            "ours": _plain(cell.ours.mean),
-            "ours_error": _plain(cell.ours.error),
-            "paper": _plain(cell.paper),
-            "paper_spread": _plain(cell.spread),
-            "difference": _plain(cell.difference),
-            "far": cell.far,
-        }
-        for table in tables
-        for cell in table.cells
-    ]
-
-
-def _plain(number: float) -> float | str:
-    return "" if isnan(number) else number
 
 
 def _fixed(number: float, digits: int) -> str:
@@ -284,7 +250,7 @@ def tables_markdown(results: Results) -> str:
         held = table(published, results)
         rows = [(labelled(published.along), *published.arms)]
         for place, cells in held.rows.items():
-            rows.append((str(place), *(_both(cell) if cell else "" for cell in cells)))
+            rows.append((str(place), *map(_both, cells)))
         on = f" on {results.foreign}" if results.foreign else ""
         on += f" ({results.done})" if results.done else ""
         known = any(not isnan(cell.paper) for cell in held.cells)
@@ -294,8 +260,8 @@ def tables_markdown(results: Results) -> str:
     return "\n".join(parts)
 
 
-def _both(cell: Beside) -> str:
-    ours, paper, _ = cell.texts()
+def _both(cell: Cell) -> str:
+    ours, paper, _ = cell.texts
     return ours if isnan(cell.paper) else f"{ours} ({paper})"
 
 
@@ -368,7 +334,7 @@ class _Section:
 def _section(results: Results, folder: Path) -> _Section:
     tables = [table(published, results) for published in results.study.published]
     if tables:
-        rows = [{**row, "features": results.foreign} for row in table_rows(tables)]
+        rows = [{**row, "features": results.foreign} for one in tables for row in one.numbers]
         path = folder / "tables" / results.study.id
         _write_csv(path.with_suffix(".csv"), rows)
         path.with_suffix(".md").write_text(tables_markdown(results), "utf-8", newline="\n")
@@ -393,26 +359,8 @@ def _figure(results: Results, folder: Path) -> _Figure | None:
         numbers.to_csv(folder / f"{study.id}.csv", index=False, lineterminator="\n")
     svg = next(path for path in paths if path.suffix == ".svg").read_bytes()
     source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-    alt = "; ".join(map(_in_words, chain.from_iterable(study.figure)))
+    alt = "; ".join(map(plots.in_words, chain.from_iterable(study.figure)))
     return _Figure(source, f"{study.title}. {alt}.", drawn.get_figwidth(), len(numbers) > 0)
-
-
-def _in_words(panel: Panel) -> str:
-    """Return what a panel shows, for those who do not see it."""
-    match panel:
-        case Matrices(arms=arms):
-            return f"First layers and their Gram matrices of {', '.join(arms)}"
-        case Lines(measure=y, along=x, arms=arms) | Regression(y=y, x=x, arms=arms):
-            text = f"{labelled(y)} against {labelled(x)} for {', '.join(arms)}"
-        case Heat(measure=measure, arm=arm, down=down, across=across):
-            text = f"{labelled(measure)} of {arm} by {labelled(down)} and {labelled(across)}"
-        case Curves(arm=arm):
-            text = f"{labelled('accuracy')} over epochs, dense and {arm} split at several times"
-        case Equivalence(arm=arm):
-            text = f"{labelled('accuracy')} over weights, dense and {arm}"
-        case Series(measures=measures, along=along):
-            text = f"{', '.join(map(labelled, measures))} against {labelled(along)}"
-    return f"{panel.title}: {text}" if panel.title else text
 
 
 def _settings(works: Sequence[Work]) -> dict[str, str]:
@@ -457,8 +405,8 @@ def _page(sections: Sequence[_Section]) -> str:
     )
     jinja.filters |= {"labelled": labelled, "duration": duration, "upper_first": _upper_first}
     text = resources.files("fissile.lab").joinpath("report.html.jinja").read_text("utf-8")
-    every = [both for one in sections for both in one.results.verdicts]
-    found = Counter(verdict.status for claim, verdict in every if not claim.own)
+    every = [(one, *both) for one in sections for both in one.results.verdicts]
+    found = Counter(verdict.status for _, claim, verdict in every if not claim.own)
     rows = [row for one in sections for row in one.results.rows]
     versions = {row.provenance.version for row in rows} or {fissile.__version__}
     return jinja.from_string(text).render(
@@ -467,13 +415,8 @@ def _page(sections: Sequence[_Section]) -> str:
         newest=max((row.finished for row in rows), default="")[:10],
         scales=list(dict.fromkeys(one.results.run.scale for one in sections)),
         counts={status: found[status] for status in SYMBOLS},
-        own=sum(claim.own for claim, _ in every),
-        differently=[
-            (one, claim, verdict)
-            for one in sections
-            for claim, verdict in one.results.verdicts
-            if verdict.status == "fails"
-        ],
+        own=sum(claim.own for _, claim, _ in every),
+        differently=[told for told in every if told[2].status == "fails"],
         symbols=SYMBOLS,
         level=LEVEL,
         within=WITHIN,

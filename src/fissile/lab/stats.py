@@ -50,9 +50,6 @@ class Summary:
     error: float
     count: int
 
-    def __str__(self) -> str:
-        return f"{self.mean:.3g} ± {self.error:.2g}"
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -60,7 +57,6 @@ class Comparison:
 
     difference: float
     p: float
-    count: int
 
     @property
     def significant(self) -> bool:
@@ -103,14 +99,13 @@ def compare(values: ArrayLike, others: ArrayLike) -> Comparison:
     if first.shape != second.shape:
         raise FissileError("a paired test needs as many trials of one arm as of the other")
     differences = _finite(first - second)
-    count = len(differences)
-    mean = float(differences.mean()) if count else nan
-    if count < 2:
-        return Comparison(mean, nan, count)
+    mean = summary(differences).mean
+    if len(differences) < 2:
+        return Comparison(mean, nan)
     if np.ptp(differences) <= 1e-12 * np.abs(differences).max():
         # All agree, and the t statistic would be 0 / 0 or infinite; two may agree by chance.
-        return Comparison(mean, 1.0 if mean == 0 else 0.0 if count > 2 else nan, count)
-    return Comparison(mean, float(_scipy().ttest_1samp(differences, 0.0).pvalue), count)
+        return Comparison(mean, 1.0 if mean == 0 else 0.0 if len(differences) > 2 else nan)
+    return Comparison(mean, float(_scipy().ttest_1samp(differences, 0.0).pvalue))
 
 
 def interval(differences: ArrayLike) -> tuple[float, float]:
@@ -140,19 +135,17 @@ def line(x: ArrayLike, y: ArrayLike) -> Line:
     >>> line([0, 1, 2], [1, 3, 5]).slope
     2.0
     """
-    across, up = np.asarray(x, float), np.asarray(y, float)
-    there = np.isfinite(across) & np.isfinite(up)
-    across, up = across[there], up[there]
-    if len(across) < 2 or np.ptp(across) == 0:
-        return Line(nan, nan, nan, nan, nan, len(across))
+    points = np.column_stack([np.asarray(x, float), np.asarray(y, float)])
+    across, up = points[np.isfinite(points).all(1)].T
+    count = len(across)
+    if count < 2 or np.ptp(across) == 0:
+        return Line(nan, nan, nan, nan, nan, count)
     if np.ptp(up) == 0:
-        return Line(0.0, float(up[0]), nan, 1.0, 0.0, len(across))
+        return Line(0.0, float(up[0]), nan, 1.0, 0.0, count)
     fit = _scipy().linregress(across, up)
     # Two points always lie on a line: that says nothing about its slope.
-    p, error = (float(fit.pvalue), float(fit.stderr)) if len(across) > 2 else (nan, inf)
-    return Line(
-        float(fit.slope), float(fit.intercept), float(fit.rvalue) ** 2, p, error, len(across)
-    )
+    p, error = (float(fit.pvalue), float(fit.stderr)) if count > 2 else (nan, inf)
+    return Line(float(fit.slope), float(fit.intercept), float(fit.rvalue) ** 2, p, error, count)
 
 
 def _finite(values: ArrayLike) -> Array:

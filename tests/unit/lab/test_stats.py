@@ -22,7 +22,6 @@ def test_a_summary_by_hand():
     assert found.mean == 3
     assert found.error == pytest.approx(sqrt(7 / 3))  # variance (4 + 1 + 9) / 2 = 7
     assert found.count == 3
-    assert str(summary([1.0, 3.0])) == "2 ± 1"
 
 
 def test_summaries_leave_out_what_is_not_there():
@@ -63,7 +62,7 @@ def test_tests_without_spread_or_without_trials():
     assert isnan(compare([2.0, 3.0], [1.0, 2.0]).p)  # two trials may agree by chance
     assert isnan(compare([1.0], [2.0]).p)
     assert not compare([1.0], [2.0]).significant
-    assert compare([1.0, np.nan, 4.0], [0.0, 1.0, 2.0]).count == 2
+    assert compare([1.0, np.nan, 4.0], [0.0, 1.0, 2.0]).difference == 1.5
     with pytest.raises(FissileError, match="as many trials"):
         compare([1.0, 2.0], [1.0])
 

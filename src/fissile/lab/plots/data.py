@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from math import nan
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from fissile.lab.frame import cells, pick
+from fissile.lab.frame import cells, labelled, pick
 from fissile.lab.stats import Line, line, ratios, summary
 from fissile.lab.study import (
     Curves,
@@ -24,13 +26,21 @@ from fissile.lab.study import (
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Pictures", "fit", "numbers", "points"]
+__all__ = ["Pictures", "Spot", "fit", "in_words", "numbers", "points"]
 
 #: What figures show of single networks: first layers, or accuracies (trials, epochs).
 Pictures = Mapping[str, NDArray[Any]]
 _FIRST = ("panel", "title", "measure", "arm")
 _LAST = ("mean", "error", "count", "p", "slope", "intercept", "r2")
 _MULTIPLES = ("ratio", "low", "high")
+
+
+class Spot(NamedTuple):
+    """A panel, the numbers it shows, and the axes it is drawn on."""
+
+    panel: Any
+    table: DataFrame
+    axes: Any
 
 
 def points(panel: Panel, frame: DataFrame, pictures: Pictures | None = None) -> DataFrame:
@@ -131,6 +141,24 @@ def _series(panel: Series, frame: DataFrame) -> DataFrame:
     return table[table["mean"].notna()]
 
 
+def in_words(panel: Panel) -> str:
+    """Return what a panel shows, for those who do not see it."""
+    match panel:
+        case Matrices(arms=arms):
+            return f"First layers and their Gram matrices of {', '.join(arms)}"
+        case Lines(measure=y, along=x, arms=arms) | Regression(y=y, x=x, arms=arms):
+            text = f"{labelled(y)} against {labelled(x)} for {', '.join(arms)}"
+        case Heat(measure=measure, arm=arm, down=down, across=across):
+            text = f"{labelled(measure)} of {arm} by {labelled(down)} and {labelled(across)}"
+        case Curves(arm=arm):
+            text = f"{labelled('accuracy')} over epochs, dense and {arm} split at several times"
+        case Equivalence(arm=arm):
+            text = f"{labelled('accuracy')} over weights, dense and {arm}"
+        case Series(measures=measures, along=along):
+            text = f"{', '.join(map(labelled, measures))} against {labelled(along)}"
+    return f"{panel.title}: {text}" if panel.title else text
+
+
 def numbers(study: Study, frame: DataFrame, pictures: Pictures | None = None) -> DataFrame:
     """Return what the figure shows as one long table, a row for every point and every fit.
 
@@ -165,19 +193,9 @@ def _rows(panel: Panel, frame: DataFrame, pictures: Pictures | None) -> Iterator
                 yield {**where, "measure": name, **row}
         table = _joined(panel, *both.values())
         for arm in dict.fromkeys(table["arm"]):
-            yield {**where, "arm": arm, **_fitted(panel, fit(table, arm))}
+            found = asdict(fit(table, arm)) | {"error": nan}  # of its slope, not of a point
+            yield {**where, "arm": arm, "measure": f"{panel.y} ~ {panel.x}", **found}
         return
     measure = getattr(panel, "measure", "accuracy")
     for row in points(panel, frame, pictures).to_dict("records"):
         yield {**where, "measure": measure, **row}
-
-
-def _fitted(panel: Regression, found: Line) -> dict[str, Any]:
-    return {
-        "measure": f"{panel.y} ~ {panel.x}",
-        "slope": found.slope,
-        "intercept": found.intercept,
-        "r2": found.r2,
-        "p": found.p,
-        "count": found.count,
-    }

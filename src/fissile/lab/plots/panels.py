@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from fissile._common.random import seeded
-from fissile.lab.plots.data import fit
+from fissile.lab.plots.data import Spot, fit
 from fissile.lab.plots.style import BASELINE, LETTERS, STAR, look, named, role
 from fissile.lab.stats import LEVEL, Line
-from fissile.lab.study import Equivalence, Heat, Lines, Matrices, Regression, Series
+from fissile.lab.study import Lines, Matrices
 from fissile.measure import gram, gram_clusters
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ _APART = 0.16  # inches from one label to the next, or they would touch
 # --- lines
 
 
-def lines(axes: Axes, panel: Lines, table: DataFrame) -> None:
+def lines(spot: Spot) -> None:
     """Draw the mean and the standard error of every arm, its stars, and the baseline."""
+    panel, table, axes = spot
     for arm in panel.arms:
         one = table[table["arm"] == arm]
         if len(one):
@@ -57,7 +58,7 @@ def lines(axes: Axes, panel: Lines, table: DataFrame) -> None:
             axes.errorbar(x, y, one["error"], label=arm, **look(arm).curve, **_BARS)
     if panel.baseline is not None:
         axes.axhline(panel.baseline, zorder=1, label="baseline", **BASELINE)
-    for at, cell in starred(panel, table).groupby(panel.along):
+    for at, cell in starred(spot).groupby(panel.along):
         top = _above(panel, table, at)
         # The star of the upper arm is the upper one, which says in grey whose it is.
         for height, arm in enumerate(cell.sort_values("mean")["arm"]):
@@ -74,9 +75,9 @@ def _above(panel: Lines, table: DataFrame, at: float) -> float:
     return line if line is not None and top < line < top + room else top
 
 
-def starred(panel: Lines, table: DataFrame) -> DataFrame:
+def starred(spot: Spot) -> DataFrame:
     """Return the cells that get a star: significantly away from dense, of an arm to be starred."""
-    return table[table["arm"].isin(list(panel.stars)) & (table["p"] < LEVEL)]
+    return spot.table[spot.table["arm"].isin(spot.panel.stars) & (spot.table["p"] < LEVEL)]
 
 
 def _star(axes: Axes, x: float, y: float, height: int, arm: str) -> None:
@@ -87,25 +88,18 @@ def _star(axes: Axes, x: float, y: float, height: int, arm: str) -> None:
     axes.plot(x, y, color=look(arm).colour, transform=place, gid=f"star {arm}", **STAR)
 
 
-def limits(shown: Sequence[tuple[Lines, DataFrame]]) -> tuple[float, float]:
+def limits(spots: Sequence[Spot]) -> tuple[float, float]:
     """Return the range of y that panels with a common axis need, with room for their stars."""
-    seen = [panel.baseline for panel, _ in shown if panel.baseline is not None]
-    for _, table in shown:
+    seen, lowest = [], []
+    for panel, table, _ in spots:
         error = table["error"].fillna(0)
         seen += [*(table["mean"] - error), *(table["mean"] + error)]
-    stars = any(len(starred(panel, table)) for panel, table in shown)
-    low = min(_lowest(shown), default=min(seen))
-    return _roomy(low, max(seen), 0.24 if stars else 0.07)
-
-
-def _lowest(shown: Sequence[tuple[Lines, DataFrame]]) -> list[float]:
-    """Return where each panel that names an arm to begin with begins: no arm is hidden wholly."""
-    found = []
-    for panel, table in shown:
-        own = table.loc[table["arm"] == panel.above, "mean"]
-        if len(own):
-            found.append(float(min(own.min(), table.groupby("arm")["mean"].max().min())))
-    return found
+        seen += [] if panel.baseline is None else [panel.baseline]
+        above = table.loc[table["arm"] == panel.above, "mean"]
+        if len(above):  # the axis begins there, but hides no arm wholly
+            lowest.append(float(min(above.min(), table.groupby("arm")["mean"].max().min())))
+    stars = any(len(starred(spot)) for spot in spots)
+    return _roomy(min(lowest, default=min(seen)), max(seen), 0.24 if stars else 0.07)
 
 
 def _roomy(low: float, high: float, above: float) -> tuple[float, float]:
@@ -116,8 +110,9 @@ def _roomy(low: float, high: float, above: float) -> tuple[float, float]:
 # --- regressions
 
 
-def regression(axes: Axes, panel: Regression, table: DataFrame) -> None:
+def regression(spot: Spot) -> None:
     """Draw the cells' means, the line through those of each arm, and its R² above them."""
+    panel, table, axes = spot
     fits = {arm: fit(table, arm) for arm in panel.arms if (table["arm"] == arm).any()}
     for place, (arm, found) in enumerate(fits.items()):
         one, style = table[table["arm"] == arm], look(arm)
@@ -145,8 +140,9 @@ def _explained(axes: Axes, found: Line, arm: str, place: int) -> None:
 # --- series
 
 
-def series(axes: Axes, panel: Series, table: DataFrame) -> None:
+def series(spot: Spot) -> None:
     """Draw closed forms as lines and what was simulated as markers with errors over trials."""
+    panel, table, axes = spot
     for name in panel.measures:
         one, style = table[table["measure"] == name], role(name)
         # No probability and no count is below zero: what a bound says there is zero.
@@ -218,10 +214,11 @@ def ticks(values: Sequence[float], places: Sequence[float], inches: float) -> li
     return [values[number] for number in kept]
 
 
-def grown(axes: Axes, table: DataFrame) -> None:
+def grown(spot: Spot) -> None:
     """Draw the test accuracy over the epochs: dense, and a curve for every time of the split."""
     from matplotlib import colormaps
 
+    _, table, axes = spot
     dense, split = table[table["arm"] == "dense"], table[table["arm"] != "dense"]
     times = sorted(split["warm_up"].unique())
     colours = colormaps["viridis"]
@@ -252,8 +249,9 @@ def _band(axes: Axes, one: DataFrame, **style: Any) -> None:
     axes.fill_between(one["epoch"], low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def equivalence(axes: Axes, panel: Equivalence, table: DataFrame) -> None:
+def equivalence(spot: Spot) -> None:
     """Draw accuracy over weights, and above each expanded network its multiple."""
+    panel, table, axes = spot
     for arm in ("dense", panel.arm):
         one = table[table["arm"] == arm].sort_values("nonzeros")
         axes.errorbar(one["nonzeros"], one["mean"], one["error"], capsize=1.6, **look(arm).curve)
@@ -282,34 +280,31 @@ def diverging() -> Colormap:
     return LinearSegmentedColormap.from_list("diverging", _COLOURS)
 
 
-def heats(warm: Sequence[tuple[Axes, Heat, DataFrame]]) -> None:
+def heats(spots: Sequence[Spot]) -> None:
     """Draw heat-maps with one scale of colours, and one bar that explains it."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    values = np.concatenate([table["mean"].to_numpy(float) for _, _, table in warm])
-    if warm[0][1].measure == "improvement":
+    values = np.concatenate([spot.table["mean"].to_numpy(float) for spot in spots])
+    measure = spots[0].panel.measure
+    if measure == "improvement":
         # Equal limits on both sides put zero at white, and one scale makes the maps comparable.
         limit = float(np.abs(values).max()) or 1.0
         scale, colours = Normalize(-limit, limit), diverging()
     else:
         scale, colours = Normalize(values.min(), values.max()), colormaps["Blues"]
-    for axes, panel, table in warm:
-        _heat(axes, panel, table, scale, colours)
-    every = [axes for axes, _, _ in warm]
-    bar = every[0].figure.colorbar(
-        ScalarMappable(scale, colours),
-        ax=every,
-        label=named(warm[0][1].measure),
-        location="bottom",
-        shrink=0.5,
-        aspect=40,
-    )
+    for spot in spots:
+        _heat(spot, scale, colours)
+    bar = spots[0].axes.figure.colorbar(
+        ScalarMappable(scale, colours), ax=[spot.axes for spot in spots], label=named(measure),
+        location="bottom", shrink=0.5, aspect=40,
+    )  # fmt: skip
     bar.outline.set_visible(False)
 
 
-def _heat(axes: Axes, panel: Heat, table: DataFrame, scale: Normalize, colours: Colormap) -> None:
+def _heat(spot: Spot, scale: Normalize, colours: Colormap) -> None:
+    panel, table, axes = spot
     grid = table.pivot(index=panel.down, columns=panel.across, values="mean")
     axes.imshow(
         grid.to_numpy(float), cmap=colours, norm=scale, origin="lower", aspect="auto",
@@ -354,8 +349,8 @@ class _Picture:
     """A matrix, and before which columns, and before which rows, a new group begins."""
 
     values: Array
-    columns: Sequence[int]
-    rows: Sequence[int]
+    columns: Array | Sequence[int]
+    rows: Array | Sequence[int]
 
 
 def pictured(panel: Matrices, pictures: Mapping[str, Array]) -> list[str]:
@@ -399,12 +394,11 @@ def _picture(show: str, weight: Array, size: int, parents: int) -> _Picture:
     return _Picture(values[np.ix_(order, order)], edges, edges)
 
 
-def _in_blocks(labels: Array) -> tuple[Array, list[int]]:
+def _in_blocks(labels: Array) -> tuple[Array, Array]:
     """Return the inputs cluster by cluster, in the order they come in, and where one begins."""
-    middle = {label: np.flatnonzero(labels == label).mean() for label in np.unique(labels)}
-    clusters = sorted(middle, key=lambda label: middle[label])
-    blocks = [np.flatnonzero(labels == label) for label in clusters]
-    return np.concatenate(blocks), np.cumsum([len(block) for block in blocks])[:-1].tolist()
+    middle = [np.flatnonzero(labels == label).mean() for label in labels]
+    order = np.lexsort((labels, middle))
+    return order, np.flatnonzero(np.diff(labels[order])) + 1
 
 
 def _column(column: Sequence[Axes], pictures: Sequence[_Picture], wide: float) -> None:

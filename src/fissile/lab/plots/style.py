@@ -6,7 +6,7 @@ import re
 import textwrap
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fissile._common.errors import needs
 from fissile.lab.frame import labelled
@@ -19,7 +19,6 @@ __all__ = [
     "MANY",
     "METHODS",
     "STAR",
-    "Drawn",
     "Look",
     "alpha_of",
     "look",
@@ -36,56 +35,75 @@ _SOLID, _DASHED, _DOTTED = "-", (0, (4, 1.5)), (0, (1, 1.4))
 _MIXED, _LONG = (0, (4, 1.2, 1, 1.2)), (0, (7, 2))
 
 
-class Drawn(NamedTuple):
-    """A method's name in the legend, and what draws it."""
+@dataclass(frozen=True)
+class Look:
+    """The colour, marker and line of an arm or of a kind of curve, and its name in the legend."""
 
     label: str
     colour: str
     marker: str
     line: Any
     filled: bool = True
-    bold: bool = False
+    size: float = 3.6
+    bold: bool = False  # above all others, and thicker
+
+    @property
+    def points(self) -> dict[str, Any]:
+        """What draws the markers alone."""
+        return {
+            "color": self.colour,
+            "marker": self.marker,
+            "markersize": self.size,
+            "markerfacecolor": self.colour if self.filled else "white",
+            "linestyle": "none",
+        }
+
+    @property
+    def curve(self) -> dict[str, Any]:
+        """What draws the markers and the line through them."""
+        bold = {"linewidth": 2.0, "zorder": 4} if self.bold else {}
+        return self.points | {"linestyle": self.line} | bold
 
 
-METHODS: dict[str, Drawn] = {
-    "recipe": Drawn("recipe", _VERMILLION, "o", _SOLID, bold=True),
+METHODS: dict[str, Look] = {
+    "recipe": Look("recipe", _VERMILLION, "o", _SOLID, size=4.4, bold=True),
     # the paper's split
-    "fpe-2": Drawn("FPE, α = 2", _BLUE, "s", _DOTTED, filled=False),
-    "fpe-4": Drawn("FPE, α = 4", _BLUE, "s", _SOLID),
-    "fpe-8": Drawn("FPE, α = 8", _BLUE, "^", _DASHED, filled=False),
-    "fpe-16": Drawn("FPE, α = 16", _BLUE, "^", _MIXED),
-    "fpe-at-0": Drawn("FPE at the start", _BLUE, "v", _LONG, filled=False),
+    "fpe-2": Look("FPE, α = 2", _BLUE, "s", _DOTTED, filled=False),
+    "fpe-4": Look("FPE, α = 4", _BLUE, "s", _SOLID),
+    "fpe-8": Look("FPE, α = 8", _BLUE, "^", _DASHED, filled=False),
+    "fpe-16": Look("FPE, α = 16", _BLUE, "^", _MIXED),
+    "fpe-at-0": Look("FPE at the start", _BLUE, "v", _LONG, filled=False),
     # sparse from the start
-    "static-uniform": Drawn("static, uniform", _GREEN, "<", _DOTTED, filled=False),
-    "static-erk": Drawn("static, Erdős–Rényi", _GREEN, "<", _DASHED),
-    "set": Drawn("SET", _PURPLE, "P", _DASHED),
-    "rigl": Drawn("RigL", _PURPLE, "X", _SOLID),
+    "static-uniform": Look("static, uniform", _GREEN, "<", _DOTTED, filled=False),
+    "static-erk": Look("static, Erdős–Rényi", _GREEN, "<", _DASHED),
+    "set": Look("SET", _PURPLE, "P", _DASHED),
+    "rigl": Look("RigL", _PURPLE, "X", _SOLID),
     # wide, then pruned
-    "one-shot": Drawn("pruned at once", _SKY, ">", _DASHED, filled=False),
-    "gradual": Drawn("pruned gradually", _SKY, ">", _SOLID),
+    "one-shot": Look("pruned at once", _SKY, ">", _DASHED, filled=False),
+    "gradual": Look("pruned gradually", _SKY, ">", _SOLID),
     # linear
-    "l1": Drawn("linear, L1", _ORANGE, "p", _SOLID),
-    "low-rank": Drawn("linear, low rank", _LIGHT, "h", _MIXED),
+    "l1": Look("linear, L1", _ORANGE, "p", _SOLID),
+    "low-rank": Look("linear, low rank", _LIGHT, "h", _MIXED),
     # the recipe, one thing changed
-    "recipe-magnitude": Drawn("recipe, magnitude", _BLUE, "o", _DASHED, filled=False),
-    "recipe-one-shot": Drawn("recipe, pruned at once", _SKY, ">", _DASHED, filled=False),
-    "recipe-slower": Drawn("recipe, pruned slower", _SKY, ">", _MIXED),
-    "recipe-no-direct": Drawn("recipe, hidden only", _GREEN, "<", _LONG, filled=False),
-    "recipe-direct": Drawn("recipe, always linear beside", _GREEN, "s", _SOLID, filled=False),
-    "recipe-linear": Drawn("recipe, linear only", _ORANGE, "p", _SOLID),
-    "recipe-plain": Drawn("recipe, unregularised", _LIGHT, "h", _MIXED),
-    "recipe-rewired": Drawn("recipe, rewired", _PURPLE, "X", _DOTTED, filled=False),
+    "recipe-magnitude": Look("recipe, magnitude", _BLUE, "o", _DASHED, filled=False),
+    "recipe-one-shot": Look("recipe, pruned at once", _SKY, ">", _DASHED, filled=False),
+    "recipe-slower": Look("recipe, pruned slower", _SKY, ">", _MIXED),
+    "recipe-no-direct": Look("recipe, hidden only", _GREEN, "<", _LONG, filled=False),
+    "recipe-direct": Look("recipe, always linear beside", _GREEN, "s", _SOLID, filled=False),
+    "recipe-linear": Look("recipe, linear only", _ORANGE, "p", _SOLID),
+    "recipe-plain": Look("recipe, unregularised", _LIGHT, "h", _MIXED),
+    "recipe-rewired": Look("recipe, rewired", _PURPLE, "X", _DOTTED, filled=False),
     # the paper's split, one thing changed
-    "fpe-4-layer": Drawn("FPE-4, each layer's own", _GREEN, "<", _DOTTED, filled=False),
-    "fpe-4-erdos-renyi": Drawn("FPE-4, Erdős–Rényi", _GREEN, "<", _DASHED),
-    "fpe-4-saliency": Drawn("FPE-4, saliency", _SKY, "h", _SOLID),
-    "fpe-16-saliency": Drawn("FPE-16, saliency", _SKY, "h", _MIXED, filled=False),
-    "fpe-4-rewired": Drawn("FPE-4, rewired", _PURPLE, "X", _SOLID),
-    "fpe-4-scaled": Drawn("FPE-4, copies halved", _LIGHT, "p", _DASHED),
-    "fpe-4-gram": Drawn("FPE-4, Gram split", _GREY, ">", _SOLID),
-    "fpe-4-early": Drawn("FPE-4, split early", _PURPLE, "v", _LONG, filled=False),
-    "fpe-2-then-2": Drawn("FPE-2, then 2 again", _BLUE, "d", _DOTTED),
-    "fpe-4-again": Drawn("FPE-4, rate rises again", _GREY, "P", _MIXED),
+    "fpe-4-layer": Look("FPE-4, each layer's own", _GREEN, "<", _DOTTED, filled=False),
+    "fpe-4-erdos-renyi": Look("FPE-4, Erdős–Rényi", _GREEN, "<", _DASHED),
+    "fpe-4-saliency": Look("FPE-4, saliency", _SKY, "h", _SOLID),
+    "fpe-16-saliency": Look("FPE-16, saliency", _SKY, "h", _MIXED, filled=False),
+    "fpe-4-rewired": Look("FPE-4, rewired", _PURPLE, "X", _SOLID),
+    "fpe-4-scaled": Look("FPE-4, copies halved", _LIGHT, "p", _DASHED),
+    "fpe-4-gram": Look("FPE-4, Gram split", _GREY, ">", _SOLID),
+    "fpe-4-early": Look("FPE-4, split early", _PURPLE, "v", _LONG, filled=False),
+    "fpe-2-then-2": Look("FPE-2, then 2 again", _BLUE, "d", _DOTTED),
+    "fpe-4-again": Look("FPE-4, rate rises again", _GREY, "P", _MIXED),
 }
 
 
@@ -134,60 +152,23 @@ STAR: dict[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Look:
-    """The colour, marker and line of an arm or of a kind of curve, and its name in the legend."""
-
-    label: str
-    colour: str
-    marker: str
-    line: Any
-    filled: bool = True
-    size: float = 3.6
-    bold: bool = False  # above all others, and thicker
-
-    @property
-    def points(self) -> dict[str, Any]:
-        """What draws the markers alone."""
-        return {
-            "color": self.colour,
-            "marker": self.marker,
-            "markersize": self.size,
-            "markerfacecolor": self.colour if self.filled else "white",
-            "linestyle": "none",
-        }
-
-    @property
-    def curve(self) -> dict[str, Any]:
-        """What draws the markers and the line through them."""
-        bold = {"linewidth": 2.0, "zorder": 4} if self.bold else {}
-        return self.points | {"linestyle": self.line} | bold
-
-
-_SPLITS = {
-    "clause": (_BLUE, "o"),
-    "random": (_VERMILLION, "s"),
-    "gram": (_GREEN, "^"),
-    "2:4": (_BLUE, "P"),
-    "dynamic": (_SKY, "o"),
-    "dynamic-gradient": (_BLUE, "o"),
-    "overlapping": (_PURPLE, "v"),
-    "dropconnect": (_PURPLE, "X"),
-}
-_NAMES = {
-    "gram": "Gram split",
-    "dynamic": "moving",
-    "dynamic-gradient": "by gradient",
-    "overlapping": "overlapping inputs",
-    "dropconnect": "DropConnect",
-}
-_LINES = {2: (0, (1, 1.4)), 4: "-"}
 _DENSE = Look("dense", _INK, "D", BASELINE["linestyle"], size=3.0)
+_SPLITS = {
+    "clause": ("clause split", _BLUE, "o"),
+    "random": ("random split", _VERMILLION, "s"),
+    "gram": ("Gram split", _GREEN, "^"),
+    "2:4": ("2:4 split", _BLUE, "P"),
+    "dynamic": ("moving", _SKY, "o"),
+    "dynamic-gradient": ("by gradient", _BLUE, "o"),
+    "overlapping": ("overlapping inputs", _PURPLE, "v"),
+    "dropconnect": ("DropConnect", _PURPLE, "X"),
+}
+_LINES = {2: _DOTTED, 4: _SOLID}
 
 _ROLES = {
     "simulated": Look("simulated", _BLUE, "o", "none", filled=False),
-    "bound": Look("bound", _VERMILLION, "", (0, (4, 1.5))),
-    "approx": Look("approximation", _GREEN, "", (0, (1, 1.4))),
+    "bound": Look("bound", _VERMILLION, "", _DASHED),
+    "approx": Look("approximation", _GREEN, "", _DOTTED),
 }
 _EXACT = Look("exact", _INK, "", "-")
 
@@ -203,11 +184,9 @@ def look(arm: str) -> Look:
     if arm == "dense":
         return _DENSE
     if arm in METHODS:
-        drawn = METHODS[arm]
-        return Look(*drawn[:5], size=4.4 if drawn.bold else 3.6, bold=drawn.bold)
+        return METHODS[arm]
     split, alpha = arm.rpartition("-")[0] or arm, alpha_of(arm)
-    colour, marker = _SPLITS.get(split, (_PURPLE, "v"))
-    name = _NAMES.get(split, f"{split} split")
+    name, colour, marker = _SPLITS.get(split, (f"{split} split", _PURPLE, "v"))
     return Look(f"{name}, α = {alpha}", colour, marker, _LINES.get(alpha, "-."), filled=alpha != 2)
 
 

@@ -7,22 +7,8 @@ from dataclasses import replace
 
 from fissile._common.errors import FissileError
 from fissile.lab.claims import Claim, WarmedUp
-from fissile.lab.studies.circuits import CIRCUITS, CLUSTERED, CODES
-from fissile.lab.studies.detail import COSINE_WIDTH, EQUIVALENCE, FEATURE_DEMAND, TIMING
-from fissile.lab.studies.embedding import EMBED_CLAUSES, EMBED_NEURONS
+from fissile.lab.studies import circuits, detail, embedding, real, sparsity, superposition, theory
 from fissile.lab.studies.frontier import ABLATIONS, FRONTIER, FRONTIERS
-from fissile.lab.studies.real import CIFAR100, CLINC150, CNN_256, CNN_512, FASHIONMNIST, IMAGENET100
-from fissile.lab.studies.sparsity import (
-    DEEP,
-    DROPCONNECT,
-    DYNAMIC,
-    DYNAMIC_SEARCH,
-    IMAGENET1K,
-    SINGLE_MASK,
-    STRUCTURED,
-)
-from fissile.lab.studies.superposition import CAPACITY, COSINE, INTERFERENCE, SUPERPOSITION
-from fissile.lab.studies.theory import THEORY
 from fissile.lab.study import Study
 from fissile.lab.task import WITHIN
 
@@ -45,33 +31,33 @@ def _with_criterion(study: Study) -> Study:
 STUDIES: dict[str, Study] = {
     study.id: _with_criterion(study)
     for study in (
-        CODES,
-        SUPERPOSITION,
-        INTERFERENCE,
-        CAPACITY,
-        COSINE,
-        CIRCUITS,
-        CLUSTERED,
-        EMBED_NEURONS,
-        EMBED_CLAUSES,
-        THEORY,
-        FASHIONMNIST,
-        CIFAR100,
-        IMAGENET100,
-        IMAGENET1K,
-        CLINC150,
-        CNN_256,
-        CNN_512,
-        EQUIVALENCE,
-        TIMING,
-        COSINE_WIDTH,
-        FEATURE_DEMAND,
-        DEEP,
-        STRUCTURED,
-        DYNAMIC_SEARCH,
-        DYNAMIC,
-        SINGLE_MASK,
-        DROPCONNECT,
+        circuits.CODES,
+        superposition.SUPERPOSITION,
+        superposition.INTERFERENCE,
+        superposition.CAPACITY,
+        superposition.COSINE,
+        circuits.CIRCUITS,
+        circuits.CLUSTERED,
+        embedding.EMBED_NEURONS,
+        embedding.EMBED_CLAUSES,
+        theory.THEORY,
+        real.FASHIONMNIST,
+        real.CIFAR100,
+        real.IMAGENET100,
+        sparsity.IMAGENET1K,
+        real.CLINC150,
+        real.CNN_256,
+        real.CNN_512,
+        detail.EQUIVALENCE,
+        detail.TIMING,
+        detail.COSINE_WIDTH,
+        detail.FEATURE_DEMAND,
+        sparsity.DEEP,
+        sparsity.STRUCTURED,
+        sparsity.DYNAMIC_SEARCH,
+        sparsity.DYNAMIC,
+        sparsity.SINGLE_MASK,
+        sparsity.DROPCONNECT,
         *FRONTIERS,
         *ABLATIONS,
     )

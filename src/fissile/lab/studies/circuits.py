@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 from fissile.lab.claims import Beats, Claim, Often, Trend
-from fissile.lab.studies.common import FEW, FULL, TINY, Effort, both, cross, names
+from fissile.lab.studies.common import TINY, boolean, both, cross, grid, names, table
 from fissile.lab.studies.superposition import WIDTHS
-from fissile.lab.study import Lines, Matrices, Published, Scale, Study
+from fissile.lab.study import Lines, Matrices, Study
 
 __all__ = ["CIRCUITS", "CLUSTERED", "CODES"]
 
 _TWO = both(2)
 
 
-def _pictures(trials: int, effort: Effort) -> Scale:
-    return Scale(trials, (effort.trial(pictures=True),))
-
+_ONE = [(8, 8)]  # clauses and neurons
+_SMOKE = grid(2, _ONE, task=TINY, epochs=2, pictures=True)
 
 CODES = Study(
     id="codes",
@@ -28,19 +26,12 @@ CODES = Study(
     "positive weight to the output.",
     arms=_TWO,
     scales={
-        "smoke": _pictures(2, TINY),
-        "quick": _pictures(5, FEW),
-        "paper": _pictures(10, replace(FULL, epochs=1000)),
+        "smoke": _SMOKE,
+        "quick": grid(5, _ONE, epochs=100, pictures=True),
+        "paper": grid(10, _ONE, epochs=1000, pictures=True),
     },
     figure=((Matrices(names(_TWO)),),),
-    published=(
-        Published(
-            "section 4.1, test accuracy in %",
-            "accuracy",
-            "neurons",
-            {8: {"dense": 78.7, "clause-2": 99.4, "random-2": 88.7}},
-        ),
-    ),
+    published=table("section 4.1, test accuracy in %", _TWO, {8: (78.7, 99.4, 88.7)}),
     claims=(
         Claim(
             "Splitting by clause improves on the dense network.",
@@ -108,11 +99,7 @@ CIRCUITS = Study(
     about="How many edges serve more than one clause, and how well k-means over the Gram matrix "
     "recovers the clauses: over its rows as they are, and over absolute cosines.",
     arms=_ARMS,
-    scales={
-        "smoke": cross(2, TINY, (4, 8)),
-        "quick": cross(3, FULL, (4, 8, 16, 32)),
-        "paper": cross(10, FULL, WIDTHS),
-    },
+    scales=boolean(cross, WIDTHS, trials=10),
     figure=tuple(
         tuple(Lines(along, name, names(_ARMS), where, title) for name in panels)
         for panels in (
@@ -125,14 +112,11 @@ CIRCUITS = Study(
         *_recovered("", own=False),
         *(
             Claim(
-                f"Clause splits generally have a lower collision rate, {place}.",
+                f"Clause splits generally have a lower collision rate, varying {along}.",
                 "section on circuits",
                 Often("clause-4", measure="collisions", along=(along,), where=where, lower=True),
             )
-            for along, where, place in (
-                ("clauses", {"neurons": 8}, "varying clauses"),
-                ("neurons", {"clauses": 8}, "varying neurons"),
-            )
+            for along, where, *_ in _SWEEPS
         ),
         *_recovered("cosine_", own=True),
     ),
@@ -155,9 +139,9 @@ CLUSTERED = Study(
     "literals in the order of their k-means clusters, and the first layer.",
     arms=_TWO,
     scales={
-        "smoke": _pictures(2, TINY),
-        "quick": _pictures(5, FULL),
-        "paper": _pictures(10, FULL),
+        "smoke": _SMOKE,
+        "quick": grid(5, _ONE, pictures=True),
+        "paper": grid(10, _ONE, pictures=True),
     },
     figure=((Matrices(names(_TWO), ("gram", "clustered", "w1")),),),
     claims=(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fissile.lab.claims import Beats, Claim, Equivalent, Flatter, Trend
-from fissile.lab.studies.common import DENSE, gram, names
-from fissile.lab.studies.real import CLIP, SCALED, SCALING, classifiers
+from fissile.lab.studies.common import DENSE, gram, names, sweep
+from fissile.lab.studies.real import CLIP, FEATURES, SCALED, SCALING
 from fissile.lab.study import Curves, Equivalence, Heat, Lines, Published, Scale, Study
 from fissile.lab.trial import Arm, Features, Trial
 
@@ -24,9 +24,9 @@ EQUIVALENCE = Study(
     "accuracy, by interpolation.",
     arms=(DENSE, Arm("random", 4)),
     scales={
-        "smoke": classifiers(2, (4, 8, 12), data=CLIP, epochs=1),
-        "quick": classifiers(3, (4, 6, 8, 12, 16), data=CLIP, epochs=5),
-        "paper": classifiers(10, _WIDTHS, data=CLIP),
+        "smoke": sweep(2, [FEATURES], (4, 8, 12), 1),
+        "quick": sweep(3, [FEATURES], (4, 6, 8, 12, 16), 5),
+        "paper": sweep(10, [FEATURES], _WIDTHS),
     },
     figure=((Equivalence("random-4"),),),
     claims=(
@@ -48,9 +48,9 @@ EQUIVALENCE = Study(
 
 
 def _timed(trials: int, splits: Sequence[int], total: int) -> Scale:
-    task = Features(CLIP, scaling=SCALING)
     cells = (
-        Trial(task, 8, warm_up=epoch, fine_tune=total - epoch, pictures=True) for epoch in splits
+        Trial(FEATURES, 8, warm_up=epoch, fine_tune=total - epoch, pictures=True)
+        for epoch in splits
     )
     return Scale(trials, tuple(cells))
 
@@ -98,9 +98,9 @@ COSINE_WIDTH = Study(
     about="Mean cosine similarity of all pairs of neurons, before and after random splits.",
     arms=_COSINE,
     scales={
-        "smoke": classifiers(2, (4, 8), data=CLIP, epochs=1),
-        "quick": classifiers(3, (4, 16, 64), data=CLIP, epochs=5),
-        "paper": classifiers(10, (4, 8, 16, 32, 64, 128), data=CLIP),
+        "smoke": sweep(2, [FEATURES], (4, 8), 1),
+        "quick": sweep(3, [FEATURES], (4, 16, 64), 5),
+        "paper": sweep(10, [FEATURES], (4, 8, 16, 32, 64, 128)),
     },
     figure=(
         (
@@ -133,13 +133,8 @@ _DEMAND = gram(4)
 _CLASSES, _NEURONS = (40, 60, 80, 100), (10, 15, 20, 25)
 
 
-def _demand(trials: int, classes: Sequence[int], neurons: Sequence[int], epochs: int) -> Scale:
-    cells = (
-        Trial(Features(CLIP, count, scaling=SCALING), width, warm_up=epochs, fine_tune=epochs)
-        for count in classes
-        for width in neurons
-    )
-    return Scale(trials, tuple(cells))
+def _subsets(*classes: int) -> list[Features]:
+    return [Features(CLIP, count, scaling=SCALING) for count in classes]
 
 
 #: By arm and width, one number and its spread for each count of classes.
@@ -171,9 +166,9 @@ FEATURE_DEMAND = Study(
     about="Nested subsets of the classes, and growing widths: does the gain follow the demand?",
     arms=_DEMAND,
     scales={
-        "smoke": _demand(2, (10, 20), (4, 8), 1),
-        "quick": _demand(3, (40, 100), (10, 25), 5),
-        "paper": _demand(10, _CLASSES, _NEURONS, 25),
+        "smoke": sweep(2, _subsets(10, 20), (4, 8), 1),
+        "quick": sweep(3, _subsets(40, 100), (10, 25), 5),
+        "paper": sweep(10, _subsets(*_CLASSES), _NEURONS),
     },
     figure=(
         (

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from fissile.lab.claims import Beats, Claim, Trend
-from fissile.lab.studies.common import FULL, READING, TINY, Effort, gram, names, rows
-from fissile.lab.study import Lines, Published, Scale, Study
-from fissile.lab.trial import Trial
+from fissile.lab.studies.common import READING, boolean, gains, gram, names, table
+from fissile.lab.study import Study
 
 __all__ = ["EMBED_CLAUSES", "EMBED_NEURONS"]
 
@@ -18,35 +16,12 @@ _SPLIT = names(_ARMS[1:])
 _AXIS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 #: The table of neurons is clearly nearer with fewer samples than the other studies have: it misses
 #: by 3.7 points with 10,000 and by 8.1 with 50,000 (docs/fidelity.md).
-_FEWER = Effort(replace(READING, train=10_000))
+_FEWER = replace(READING, train=10_000)
 
 _OPEN = (
     "The paper states neither alpha nor the width of the embedding: alpha is 2, and the embedding "
     "is as wide as the input.",
 )
-
-
-def _cell(effort: Effort, clauses: int = 8, neurons: int = 8) -> Trial:
-    """Return a network whose embedding is as wide as its input, which the paper leaves open."""
-    return effort.trial(clauses=clauses, neurons=neurons, embedding=4 * clauses)
-
-
-def _over_neurons(trials: int, effort: Effort, axis: Sequence[int]) -> Scale:
-    return Scale(trials, tuple(_cell(effort, neurons=neurons) for neurons in axis))
-
-
-def _over_clauses(trials: int, effort: Effort, axis: Sequence[int]) -> Scale:
-    return Scale(trials, tuple(_cell(effort, clauses=clauses) for clauses in axis))
-
-
-def _figure(along: str) -> tuple[tuple[Lines, ...], ...]:
-    return (
-        (
-            Lines(along, "improvement", _SPLIT, stars=_SPLIT, baseline=0.0),
-            Lines(along, "per_parameter", names(_ARMS)),
-            Lines(along, "accuracy", names(_ARMS)),
-        ),
-    )
 
 
 def _better(along: str) -> tuple[Claim, ...]:
@@ -68,34 +43,30 @@ EMBED_NEURONS = Study(
     "clauses; a trainable linear embedding in front, learned with the classifier before and after "
     "the split.",
     arms=_ARMS,
-    scales={
-        "smoke": _over_neurons(2, TINY, (4, 8)),
-        "quick": _over_neurons(3, _FEWER, (4, 8, 16, 32)),
-        "paper": _over_neurons(10, _FEWER, _AXIS),
-    },
-    figure=_figure("neurons"),
-    published=(
-        Published(
-            "embedding layer, varying neurons: test accuracy in %",
-            "accuracy",
-            "neurons",
-            rows(
-                _ARMS,
-                {
-                    4: ((70.3, 2.1), (78.2, 2.9), (76.3, 2.9)),
-                    6: ((75.2, 1.8), (81.1, 2.9), (80.5, 2.8)),
-                    8: ((80.2, 1.1), (85.7, 2.8), (85.7, 2.8)),
-                    10: ((80.8, 2.7), (86.2, 3.4), (86.4, 3.5)),
-                    12: ((84.1, 0.7), (89.3, 0.9), (89.8, 0.9)),
-                    14: ((86.0, 0.9), (91.3, 0.7), (91.4, 0.6)),
-                    16: ((87.1, 0.6), (91.9, 0.6), (92.2, 0.5)),
-                    20: ((88.9, 0.6), (92.8, 0.5), (92.9, 0.6)),
-                    24: ((90.7, 0.6), (93.9, 0.4), (93.6, 0.5)),
-                    28: ((90.0, 0.4), (93.7, 0.3), (93.6, 0.3)),
-                    32: ((91.6, 0.3), (94.6, 0.3), (94.4, 0.3)),
-                },
-            ),
-        ),
+    scales=boolean(
+        lambda axis: [(8, neurons) for neurons in axis],
+        _AXIS,
+        trials=10,
+        task=_FEWER,
+        embedded=True,
+    ),
+    figure=gains(_ARMS, "neurons"),
+    published=table(
+        "embedding layer, varying neurons: test accuracy in %",
+        _ARMS,
+        {
+            4: ((70.3, 2.1), (78.2, 2.9), (76.3, 2.9)),
+            6: ((75.2, 1.8), (81.1, 2.9), (80.5, 2.8)),
+            8: ((80.2, 1.1), (85.7, 2.8), (85.7, 2.8)),
+            10: ((80.8, 2.7), (86.2, 3.4), (86.4, 3.5)),
+            12: ((84.1, 0.7), (89.3, 0.9), (89.8, 0.9)),
+            14: ((86.0, 0.9), (91.3, 0.7), (91.4, 0.6)),
+            16: ((87.1, 0.6), (91.9, 0.6), (92.2, 0.5)),
+            20: ((88.9, 0.6), (92.8, 0.5), (92.9, 0.6)),
+            24: ((90.7, 0.6), (93.9, 0.4), (93.6, 0.5)),
+            28: ((90.0, 0.4), (93.7, 0.3), (93.6, 0.3)),
+            32: ((91.6, 0.3), (94.6, 0.3), (94.4, 0.3)),
+        },
     ),
     claims=(
         *_better("neurons"),
@@ -115,34 +86,27 @@ EMBED_CLAUSES = Study(
     about="Eight neurons; a trainable linear embedding in front, learned with the classifier "
     "before and after the split.",
     arms=_ARMS,
-    scales={
-        "smoke": _over_clauses(2, TINY, (4, 8)),
-        "quick": _over_clauses(3, FULL, (4, 8, 16, 32)),
-        "paper": _over_clauses(10, FULL, _AXIS),
-    },
-    figure=_figure("clauses"),
-    published=(
-        Published(
-            "embedding layer, varying clauses: test accuracy in %",
-            "accuracy",
-            "clauses",
-            rows(
-                _ARMS,
-                {
-                    4: ((86.8, 1.5), (92.7, 0.8), (92.9, 0.6)),
-                    6: ((81.1, 1.4), (87.8, 2.2), (87.7, 2.2)),
-                    8: ((80.6, 1.0), (86.2, 2.0), (86.2, 1.9)),
-                    10: ((79.1, 0.6), (83.4, 2.0), (83.4, 1.9)),
-                    12: ((80.6, 0.8), (86.0, 1.2), (86.2, 1.3)),
-                    14: ((78.6, 0.8), (84.4, 1.7), (84.6, 1.8)),
-                    16: ((79.2, 0.4), (86.4, 0.6), (86.4, 0.7)),
-                    20: ((79.1, 0.7), (84.5, 0.9), (84.6, 0.9)),
-                    24: ((77.9, 0.7), (83.7, 1.6), (83.9, 1.6)),
-                    28: ((77.4, 0.4), (82.5, 1.3), (82.6, 1.3)),
-                    32: ((76.6, 0.5), (83.7, 0.8), (84.0, 0.8)),
-                },
-            ),
-        ),
+    scales=boolean(
+        lambda axis: [(clauses, 8) for clauses in axis], _AXIS, trials=10, embedded=True
+    ),
+    figure=gains(_ARMS, "clauses"),
+    published=table(
+        "embedding layer, varying clauses: test accuracy in %",
+        _ARMS,
+        {
+            4: ((86.8, 1.5), (92.7, 0.8), (92.9, 0.6)),
+            6: ((81.1, 1.4), (87.8, 2.2), (87.7, 2.2)),
+            8: ((80.6, 1.0), (86.2, 2.0), (86.2, 1.9)),
+            10: ((79.1, 0.6), (83.4, 2.0), (83.4, 1.9)),
+            12: ((80.6, 0.8), (86.0, 1.2), (86.2, 1.3)),
+            14: ((78.6, 0.8), (84.4, 1.7), (84.6, 1.8)),
+            16: ((79.2, 0.4), (86.4, 0.6), (86.4, 0.7)),
+            20: ((79.1, 0.7), (84.5, 0.9), (84.6, 0.9)),
+            24: ((77.9, 0.7), (83.7, 1.6), (83.9, 1.6)),
+            28: ((77.4, 0.4), (82.5, 1.3), (82.6, 1.3)),
+            32: ((76.6, 0.5), (83.7, 0.8), (84.0, 0.8)),
+        },
+        along="clauses",
     ),
     claims=_better("clauses"),
     differs=(

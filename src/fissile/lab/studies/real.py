@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from fissile.data.sets import Scaling
 from fissile.lab.claims import Alike, Beats, Claim, Reaches, Trend
-from fissile.lab.studies.common import Row, gram, names, rows
-from fissile.lab.study import Lines, Published, Scale, Study
-from fissile.lab.trial import Arm, Features, Images, Trial
+from fissile.lab.studies.common import Row, gains, gram, names, sweep, table
+from fissile.lab.study import Scale, Study
+from fissile.lab.trial import Features, Images
 
 __all__ = [
     "CIFAR100",
@@ -18,10 +18,11 @@ __all__ = [
     "CNN_256",
     "CNN_512",
     "FASHIONMNIST",
+    "FEATURES",
     "IMAGENET100",
     "SCALED",
     "SCALING",
-    "classifiers",
+    "scales",
 ]
 
 #: The features that the paper's studies of CIFAR-100 see; ``--set data=...`` takes others.
@@ -29,6 +30,7 @@ CLIP = "cifar100-clip"
 #: The paper does not say how it scales frozen features. Of four ways this one comes closest to its
 #: three tables of CIFAR-100 (docs/fidelity.md).
 SCALING: Scaling = "unit"
+FEATURES = Features(CLIP, scaling=SCALING)
 
 #: What every study on frozen features says of them.
 SCALED = (
@@ -38,6 +40,7 @@ SCALED = (
 
 _ARMS = gram(4)
 _SPLIT = names(_ARMS[1:])
+_WIDTHS = (4, 8, 16, 32, 64, 128)
 _OPEN = (
     "The paper does not state alpha for this table: it is 4, as in its Figure 6.",
     "Of the clusters that the Gram split deals, the paper gives no number: there are four "
@@ -45,44 +48,17 @@ _OPEN = (
 )
 
 
-def classifiers(
-    trials: int,
-    widths: Sequence[int],
-    *,
-    data: str,
-    epochs: int = 25,
-    scaling: Scaling = SCALING,
-) -> Scale:
-    """Return a sweep over hidden widths on one data set.
-
-    >>> classifiers(10, (4, 8, 16), data="cifar100-clip").trials
-    10
-    """
-    task = Features(data, scaling=scaling)
-    cells = (Trial(task, width, warm_up=epochs, fine_tune=epochs) for width in widths)
-    return Scale(trials, tuple(cells))
-
-
-def scales(widths: Sequence[int], *, data: str, scaling: Scaling = SCALING) -> dict[str, Scale]:
+def scales(
+    widths: Sequence[int], *, data: str = CLIP, scaling: Scaling = SCALING
+) -> dict[str, Scale]:
     """Return the three scales of a sweep: two narrow networks for an epoch, up to the paper's."""
     few = [widths[0], widths[len(widths) // 2], widths[-1]]
+    tasks = [Features(data, scaling=scaling)]
     return {
-        "smoke": classifiers(2, widths[:2], data=data, epochs=1, scaling=scaling),
-        "quick": classifiers(3, few, data=data, epochs=5, scaling=scaling),
-        "paper": classifiers(10, widths, data=data, scaling=scaling),
+        "smoke": sweep(2, tasks, widths[:2], 1),
+        "quick": sweep(3, tasks, few, 5),
+        "paper": sweep(10, tasks, widths),
     }
-
-
-def sweep_figure(arms: tuple[Arm, ...]) -> tuple[tuple[Lines, ...], ...]:
-    """Return the panels of Figure 4: what a split gains, per parameter, and in all."""
-    split = names(arms[1:])
-    return (
-        (
-            Lines("neurons", "improvement", split, stars=split, baseline=0.0),
-            Lines("neurons", "per_parameter", names(arms)),
-            Lines("neurons", "accuracy", names(arms)),
-        ),
-    )
 
 
 def _claims(source: str) -> tuple[Claim, ...]:
@@ -111,23 +87,17 @@ FASHIONMNIST = Study(
     about="Flattened grey images of clothing, ten classes, one hidden layer.",
     arms=_ARMS,
     scales=scales((3, 4, 6, 8, 10), data="fashionmnist", scaling="raw"),
-    figure=sweep_figure(_ARMS),
-    published=(
-        Published(
-            "FashionMNIST: test accuracy in %",
-            "accuracy",
-            "neurons",
-            rows(
-                _ARMS,
-                {
-                    3: ((63.5, 6.5), (79.1, 2.1), (79.8, 2.2)),
-                    4: ((78.6, 1.2), (83.7, 0.2), (83.8, 0.2)),
-                    6: ((82.8, 0.3), (84.9, 0.1), (84.9, 0.1)),
-                    8: ((83.8, 0.3), (85.5, 0.1), (85.5, 0.1)),
-                    10: ((85.2, 0.1), (86.2, 0.1), (86.1, 0.1)),
-                },
-            ),
-        ),
+    figure=gains(_ARMS),
+    published=table(
+        "FashionMNIST: test accuracy in %",
+        _ARMS,
+        {
+            3: ((63.5, 6.5), (79.1, 2.1), (79.8, 2.2)),
+            4: ((78.6, 1.2), (83.7, 0.2), (83.8, 0.2)),
+            6: ((82.8, 0.3), (84.9, 0.1), (84.9, 0.1)),
+            8: ((83.8, 0.3), (85.5, 0.1), (85.5, 0.1)),
+            10: ((85.2, 0.1), (86.2, 0.1), (86.1, 0.1)),
+        },
     ),
     claims=_claims("Figure 4a and its table"),
     differs=(
@@ -142,25 +112,19 @@ CIFAR100 = Study(
     artefact="Figure 4b and its table",
     about="Frozen embeddings of CIFAR-100 images, a hundred classes, one hidden layer.",
     arms=_ARMS,
-    scales=scales((4, 8, 16, 32, 64, 128), data=CLIP),
-    figure=sweep_figure(_ARMS),
-    published=(
-        Published(
-            "CLIP embeddings of CIFAR-100: test accuracy in %",
-            "accuracy",
-            "neurons",
-            rows(
-                _ARMS,
-                {
-                    4: ((32.7, 3.8), (50.8, 0.9), (51.3, 0.7)),
-                    8: ((57.8, 0.7), (65.7, 0.2), (65.9, 0.1)),
-                    16: ((69.7, 0.5), (72.7, 0.2), (72.8, 0.1)),
-                    32: ((76.4, 0.1), (77.0, 0.1), (77.1, 0.1)),
-                    64: ((78.6, 0.1), (78.8, 0.0), (78.8, 0.1)),
-                    128: ((79.2, 0.0), (79.4, 0.0), (79.3, 0.0)),
-                },
-            ),
-        ),
+    scales=scales(_WIDTHS),
+    figure=gains(_ARMS),
+    published=table(
+        "CLIP embeddings of CIFAR-100: test accuracy in %",
+        _ARMS,
+        {
+            4: ((32.7, 3.8), (50.8, 0.9), (51.3, 0.7)),
+            8: ((57.8, 0.7), (65.7, 0.2), (65.9, 0.1)),
+            16: ((69.7, 0.5), (72.7, 0.2), (72.8, 0.1)),
+            32: ((76.4, 0.1), (77.0, 0.1), (77.1, 0.1)),
+            64: ((78.6, 0.1), (78.8, 0.0), (78.8, 0.1)),
+            128: ((79.2, 0.0), (79.4, 0.0), (79.3, 0.0)),
+        },
     ),
     claims=(
         *_claims("Figure 4b and its table"),
@@ -181,28 +145,22 @@ IMAGENET100 = Study(
     about="Frozen embeddings of a hundred classes of ImageNet, one hidden layer.",
     arms=_ARMS,
     scales=scales((3, 4, 5, 6, 7, 8, 10, 12, 14, 16), data="imagenet100-clip"),
-    figure=sweep_figure(_ARMS),
-    published=(
-        Published(
-            "CLIP embeddings of ImageNet-100: test accuracy in %",
-            "accuracy",
-            "neurons",
-            rows(
-                _ARMS,
-                {
-                    3: ((38.5, 0.2), (59.5, 0.5), (60.3, 0.6)),
-                    4: ((57.0, 2.0), (71.4, 0.3), (71.5, 0.3)),
-                    5: ((70.0, 0.2), (77.5, 0.2), (77.8, 0.2)),
-                    6: ((75.4, 0.2), (81.1, 0.1), (81.1, 0.2)),
-                    7: ((79.2, 0.1), (83.4, 0.1), (83.2, 0.1)),
-                    8: ((81.6, 0.2), (84.7, 0.1), (84.7, 0.1)),
-                    10: ((84.9, 0.1), (86.7, 0.1), (86.6, 0.1)),
-                    12: ((86.7, 0.1), (87.8, 0.1), (87.8, 0.1)),
-                    14: ((87.7, 0.1), (88.4, 0.1), (88.6, 0.1)),
-                    16: ((88.6, 0.1), (89.1, 0.1), (89.2, 0.0)),
-                },
-            ),
-        ),
+    figure=gains(_ARMS),
+    published=table(
+        "CLIP embeddings of ImageNet-100: test accuracy in %",
+        _ARMS,
+        {
+            3: ((38.5, 0.2), (59.5, 0.5), (60.3, 0.6)),
+            4: ((57.0, 2.0), (71.4, 0.3), (71.5, 0.3)),
+            5: ((70.0, 0.2), (77.5, 0.2), (77.8, 0.2)),
+            6: ((75.4, 0.2), (81.1, 0.1), (81.1, 0.2)),
+            7: ((79.2, 0.1), (83.4, 0.1), (83.2, 0.1)),
+            8: ((81.6, 0.2), (84.7, 0.1), (84.7, 0.1)),
+            10: ((84.9, 0.1), (86.7, 0.1), (86.6, 0.1)),
+            12: ((86.7, 0.1), (87.8, 0.1), (87.8, 0.1)),
+            14: ((87.7, 0.1), (88.4, 0.1), (88.6, 0.1)),
+            16: ((88.6, 0.1), (89.1, 0.1), (89.2, 0.0)),
+        },
     ),
     claims=_claims("Figure 4c and its table"),
     differs=(
@@ -219,32 +177,20 @@ CLINC150 = Study(
     about="Frozen sentence embeddings of questions to an assistant, 150 intents, one hidden layer: "
     "what the paper says of images, tried on text.",
     arms=_ARMS,
-    scales=scales((4, 8, 16, 32, 64, 128), data="clinc150-minilm", scaling="raw"),
-    figure=sweep_figure(_ARMS),
-    published=(
-        Published(
-            "CLINC150, sentence embeddings: test accuracy in %",
-            "accuracy",
-            "neurons",
-            {width: dict.fromkeys(names(_ARMS)) for width in (4, 8, 16, 32, 64, 128)},
-        ),
+    scales=scales(_WIDTHS, data="clinc150-minilm", scaling="raw"),
+    figure=gains(_ARMS),
+    published=table(
+        "CLINC150, sentence embeddings: test accuracy in %",
+        _ARMS,
+        dict.fromkeys(_WIDTHS, (None, None, None)),
     ),
     claims=tuple(replace(one, own=True) for one in _claims("section 5.1, there of images")),
     differs=("The paper has no text; its claims on images are held to this setting.",),
 )
 
 
-_WIDTHS = (4, 8, 16, 32, 64, 128)
-
-
-def _images(trials: int, projection: int, widths: Sequence[int], epochs: int) -> Scale:
-    task = Images("cifar100", projection)
-    cells = (Trial(task, width, warm_up=epochs, fine_tune=epochs) for width in widths)
-    return Scale(trials, tuple(cells))
-
-
-def _convolutional(projection: int, panel: str, table: Mapping[int, Row]) -> Study:
-    source = f"Figure 5{panel} and its table"
+def _convolutional(projection: int, panel: str, values: Mapping[int, Row]) -> Study:
+    source, tasks = f"Figure 5{panel} and its table", [Images("cifar100", projection)]
     return Study(
         id=f"cnn-{projection}",
         title=f"CIFAR-100 images, a projection of {projection}",
@@ -253,27 +199,18 @@ def _convolutional(projection: int, panel: str, table: Mapping[int, Row]) -> Stu
         "with one hidden layer, which alone is expanded; everything is trained throughout.",
         arms=_ARMS,
         scales={
-            "smoke": _images(1, projection, (4,), 1),
-            "quick": _images(2, projection, (4, 16), 5),
-            "paper": _images(10, projection, _WIDTHS, 25),
+            "smoke": sweep(1, tasks, (4,), 1),
+            "quick": sweep(2, tasks, (4, 16), 5),
+            "paper": sweep(10, tasks, _WIDTHS),
         },
-        figure=sweep_figure(_ARMS),
-        published=(
-            Published(
-                f"CNN with a projection of {projection}: test accuracy in %",
-                "accuracy",
-                "neurons",
-                rows(_ARMS, table),
-            ),
+        figure=gains(_ARMS),
+        published=table(
+            f"CNN with a projection of {projection}: test accuracy in %", _ARMS, values
         ),
         claims=(
             *(
-                Claim(
-                    f"The {arm} split improves accuracy at every width.",
-                    source,
-                    Beats(arm),
-                )
-                for arm in names(_ARMS[1:])
+                Claim(f"The {arm} split improves accuracy at every width.", source, Beats(arm))
+                for arm in _SPLIT
             ),
             Claim(
                 "The relative improvement is largest at the smallest widths.",

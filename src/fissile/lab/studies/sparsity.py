@@ -7,17 +7,10 @@ from itertools import product
 from typing import Any
 
 from fissile.lab.claims import Alike, Beats, Best, Claim, Together, Trend
-from fissile.lab.studies.common import DENSE, names, rows
-from fissile.lab.studies.real import (
-    CLIP,
-    SCALED,
-    SCALING,
-    classifiers,
-    scales,
-    sweep_figure,
-)
-from fissile.lab.study import Heat, Lines, Published, Scale, Study
-from fissile.lab.trial import Arm, Features, Grow, Trial
+from fissile.lab.studies.common import DENSE, gains, names, sweep, table
+from fissile.lab.studies.real import CLIP, FEATURES, SCALED, SCALING, scales
+from fissile.lab.study import Heat, Lines, Published, Study
+from fissile.lab.trial import Arm, Features, Grow
 
 __all__ = [
     "DEEP",
@@ -33,24 +26,7 @@ __all__ = [
 # --- deeper networks
 
 _DEEP = (DENSE, Arm("random", 2))
-
-
-def _deep(
-    trials: int, data: str, depths: Sequence[int], widths: Sequence[int], epochs: int
-) -> Scale:
-    cells = (
-        Trial(
-            Features(data, scaling=SCALING),
-            width,
-            depth=depth,
-            layer_norm=True,
-            warm_up=epochs,
-            fine_tune=epochs,
-        )
-        for depth in depths
-        for width in widths
-    )
-    return Scale(trials, tuple(cells))
+_DEPTHS = (5, 7, 9)
 
 
 _GAINS = {5: (28.0, 2.6, 0.4, 0.2), 7: (34.0, 11.0, 1.1, 0.8), 9: (104.0, 8.7, 2.0, 1.4)}
@@ -63,9 +39,9 @@ DEEP = Study(
     "expanded, the head is not.",
     arms=_DEEP,
     scales={
-        "smoke": _deep(2, CLIP, (5, 7, 9), (4, 8), 1),
-        "quick": _deep(3, CLIP, (5, 9), (4, 16), 5),
-        "paper": _deep(30, CLIP, (5, 7, 9), (4, 8, 12, 16), 25),
+        "smoke": sweep(2, [FEATURES], (4, 8), 1, _DEPTHS),
+        "quick": sweep(3, [FEATURES], (4, 16), 5, (5, 9)),
+        "paper": sweep(30, [FEATURES], (4, 8, 12, 16), depths=_DEPTHS),
     },
     figure=(
         tuple(
@@ -73,7 +49,7 @@ DEEP = Study(
                 "neurons", "improvement", ("random-2",), {"depth": depth}, f"{depth} layers",
                 stars=("random-2",), baseline=0.0,
             )
-            for depth in (5, 7, 9)
+            for depth in _DEPTHS
         ),
     ),
     published=tuple(
@@ -98,7 +74,7 @@ DEEP = Study(
                 "appendix, deeper architectures",
                 Trend("improvement", "random-2", "neurons", rises=False, where={"depth": depth}),
             )
-            for depth in (5, 7, 9)
+            for depth in _DEPTHS
         ),
     ),
     differs=(
@@ -106,6 +82,8 @@ DEEP = Study(
         SCALED,
     ),
 )  # fmt: skip
+
+_IMAGENET = [Features("imagenet1k-clip", scaling=SCALING)]
 
 IMAGENET1K = Study(
     id="imagenet1k",
@@ -115,25 +93,22 @@ IMAGENET1K = Study(
     "is not expanded.",
     arms=_DEEP,
     scales={
-        "smoke": _deep(2, "imagenet1k-clip", (5,), (6, 8), 1),
-        "quick": _deep(2, "imagenet1k-clip", (5,), (6, 16), 2),
-        "paper": _deep(10, "imagenet1k-clip", (5,), (6, 8, 10, 12, 14, 16), 25),
+        "smoke": sweep(2, _IMAGENET, (6, 8), 1, (5,)),
+        "quick": sweep(2, _IMAGENET, (6, 16), 2, (5,)),
+        "paper": sweep(10, _IMAGENET, (6, 8, 10, 12, 14, 16), depths=(5,)),
     },
-    figure=sweep_figure(_DEEP),
-    published=(
-        Published(
-            "CLIP embeddings of ImageNet-1k, five layers: test accuracy in %",
-            "accuracy",
-            "neurons",
-            {
-                6: {"dense": 13.0, "random-2": 13.9},
-                8: {"dense": 23.8, "random-2": 25.1},
-                10: {"dense": 30.6, "random-2": 31.9},
-                12: {"dense": 38.1, "random-2": 38.8},
-                14: {"dense": 42.9, "random-2": 43.6},
-                16: {"dense": 46.9, "random-2": 47.0},
-            },
-        ),
+    figure=gains(_DEEP),
+    published=table(
+        "CLIP embeddings of ImageNet-1k, five layers: test accuracy in %",
+        _DEEP,
+        {
+            6: (13.0, 13.9),
+            8: (23.8, 25.1),
+            10: (30.6, 31.9),
+            12: (38.1, 38.8),
+            14: (42.9, 43.6),
+            16: (46.9, 47.0),
+        },
     ),
     claims=(
         Claim(
@@ -159,24 +134,23 @@ STRUCTURED = Study(
     about="Of every four consecutive weights, two go to each child: a pattern that hardware knows.",
     arms=_STRUCTURED,
     scales={
-        "smoke": classifiers(2, (8,), data=CLIP, epochs=1),
-        "quick": classifiers(3, (4, 8), data=CLIP, epochs=5),
-        "paper": classifiers(10, (4, 8, 16), data=CLIP),
+        "smoke": sweep(2, [FEATURES], (8,), 1),
+        "quick": sweep(3, [FEATURES], (4, 8), 5),
+        "paper": sweep(10, [FEATURES], (4, 8, 16)),
     },
-    figure=sweep_figure(_STRUCTURED),
+    figure=gains(_STRUCTURED),
     published=(
-        Published(
+        *table(
             "eight neurons, alpha 2: test accuracy in %",
-            "accuracy",
-            "neurons",
-            {8: {"dense": 53.89, "2:4-2": 61.67, "random-2": 61.92}},
+            _STRUCTURED,
+            {8: (53.89, 61.67, 61.92)},
             digits=2,
         ),
-        Published(
+        *table(
             "eight neurons, alpha 2: relative improvement in %",
-            "improvement",
-            "neurons",
-            {8: {"2:4-2": 14.42, "random-2": 14.89}},
+            _STRUCTURED[1:],
+            {8: (14.42, 14.89)},
+            measure="improvement",
             digits=2,
         ),
     ),
@@ -216,11 +190,7 @@ _SEARCH = tuple(
 )
 
 
-def _searched(trials: int, widths: Sequence[int], epochs: int) -> Scale:
-    task = Features(CLIP, validation=True, scaling=SCALING)
-    cells = (Trial(task, width, warm_up=epochs, fine_tune=epochs) for width in widths)
-    return Scale(trials, tuple(cells))
-
+_HELD_OUT = [Features(CLIP, validation=True, scaling=SCALING)]
 
 DYNAMIC_SEARCH = Study(
     id="dynamic-search",
@@ -230,9 +200,9 @@ DYNAMIC_SEARCH = Study(
     "out; the test set is not touched.",
     arms=(DENSE, *_SEARCH),
     scales={
-        "smoke": _searched(1, (4,), 1),
-        "quick": _searched(2, (4, 8), 5),
-        "paper": _searched(3, (4, 8, 16), 25),
+        "smoke": sweep(1, _HELD_OUT, (4,), 1),
+        "quick": sweep(2, _HELD_OUT, (4, 8), 5),
+        "paper": sweep(3, _HELD_OUT, (4, 8, 16)),
     },
     figure=(
         tuple(
@@ -240,17 +210,15 @@ DYNAMIC_SEARCH = Study(
             for grow, arm in _MOVING.items()
         ),
     ),
-    claims=(
-        *(
-            Claim(
-                f"New weights {_WHERE[grow]}: the settings that the study `dynamic` uses are the "
-                "best on held-out samples.",
-                "our own choice",
-                Best("accuracy", MOVES[grow], arm),
-                own=True,
-            )
-            for grow, arm in _MOVING.items()
-        ),
+    claims=tuple(
+        Claim(
+            f"New weights {_WHERE[grow]}: the settings that the study `dynamic` uses are the "
+            "best on held-out samples.",
+            "our own choice",
+            Best("accuracy", MOVES[grow], arm),
+            own=True,
+        )
+        for grow, arm in _MOVING.items()
     ),
 )  # fmt: skip
 
@@ -267,15 +235,13 @@ DYNAMIC = Study(
     about="After the split, the smallest weights die again and again and others grow elsewhere, "
     "as many; the settings come from `dynamic-search`.",
     arms=_DYNAMIC,
-    scales=scales((4, 8, 16), data=CLIP),
-    figure=sweep_figure(_DYNAMIC),
-    published=(
-        Published(
-            "relative improvement over the dense network in %",
-            "improvement",
-            "neurons",
-            {4: {"dynamic-2": 53.0}, 8: {"dynamic-2": 14.0}, 16: {"dynamic-2": 3.0}},
-        ),
+    scales=scales((4, 8, 16)),
+    figure=gains(_DYNAMIC),
+    published=table(
+        "relative improvement over the dense network in %",
+        (Arm("dynamic", 2),),
+        {4: (53.0,), 8: (14.0,), 16: (3.0,)},
+        measure="improvement",
     ),
     claims=(
         Claim(
@@ -315,6 +281,10 @@ def _control(arm: str) -> tuple[Arm, ...]:
     return DENSE, Arm(arm, 4), Arm("random", 4)
 
 
+def _over_overlapping(arm: str, widths: Sequence[int]) -> tuple[Beats, ...]:
+    return tuple(Beats(arm, "overlapping-4", where={"neurons": width}) for width in widths)
+
+
 _SINGLE, _DROP = _control("overlapping"), _control("dropconnect")
 
 SINGLE_MASK = Study(
@@ -324,47 +294,31 @@ SINGLE_MASK = Study(
     about="Children draw their inputs independently, as many as the split gave them: they overlap, "
     "and some inputs are lost.",
     arms=_SINGLE,
-    scales=scales(_WIDTHS, data=CLIP),
-    figure=sweep_figure(_SINGLE),
-    published=(
-        Published(
-            "single mask DropConnect: test accuracy in %",
-            "accuracy",
-            "neurons",
-            rows(
-                _SINGLE,
-                {
-                    4: ((32.7, 3.8), (51.0, 0.6), (50.9, 0.7)),
-                    8: ((57.8, 0.7), (64.8, 0.1), (65.8, 0.2)),
-                    16: ((69.7, 0.5), (71.8, 0.1), (72.8, 0.1)),
-                    32: ((76.4, 0.1), (76.0, 0.1), (77.1, 0.1)),
-                    64: ((78.6, 0.1), (78.1, 0.1), (78.8, 0.1)),
-                    128: ((79.2, 0.0), (79.1, 0.0), (79.4, 0.0)),
-                },
-            ),
-        ),
+    scales=scales(_WIDTHS),
+    figure=gains(_SINGLE),
+    published=table(
+        "single mask DropConnect: test accuracy in %",
+        _SINGLE,
+        {
+            4: ((32.7, 3.8), (51.0, 0.6), (50.9, 0.7)),
+            8: ((57.8, 0.7), (64.8, 0.1), (65.8, 0.2)),
+            16: ((69.7, 0.5), (71.8, 0.1), (72.8, 0.1)),
+            32: ((76.4, 0.1), (76.0, 0.1), (77.1, 0.1)),
+            64: ((78.6, 0.1), (78.1, 0.1), (78.8, 0.1)),
+            128: ((79.2, 0.0), (79.1, 0.0), (79.4, 0.0)),
+        },
     ),
     claims=(
         Claim(
             "Disjoint inputs beat overlapping ones (the paper's table: from eight neurons on).",
             "appendix, DropConnect",
-            Together(
-                tuple(
-                    Beats("random-4", "overlapping-4", where={"neurons": width})
-                    for width in _WIDTHS[1:]
-                )
-            ),
+            Together(_over_overlapping("random-4", _WIDTHS[1:])),
         ),
         Claim(
             "With many neurons, overlapping inputs are worse than the dense network (the paper: "
             "“at large expansion factors”).",
             "appendix, DropConnect",
-            Together(
-                tuple(
-                    Beats("dense", "overlapping-4", where={"neurons": width})
-                    for width in (32, 64, 128)
-                )
-            ),
+            Together(_over_overlapping("dense", (32, 64, 128))),
         ),
     ),
     differs=(SCALED,),
@@ -377,25 +331,19 @@ DROPCONNECT = Study(
     about="A fresh mask at every step, and scaled dense weights at test time: it has alpha times "
     "the weights of all others there.",
     arms=_DROP,
-    scales=scales(_WIDTHS, data=CLIP),
+    scales=scales(_WIDTHS),
     figure=((Lines("neurons", "accuracy", names(_DROP), stars=names(_DROP[1:])),),),
-    published=(
-        Published(
-            "DropConnect: test accuracy in %",
-            "accuracy",
-            "neurons",
-            rows(
-                _DROP,
-                {
-                    4: ((32.7, 3.8), (32.2, 1.7), (51.2, 0.7)),
-                    8: ((57.8, 0.7), (54.9, 0.8), (65.7, 0.2)),
-                    16: ((69.7, 0.5), (68.0, 0.5), (72.8, 0.1)),
-                    32: ((76.4, 0.1), (75.1, 0.1), (77.0, 0.1)),
-                    64: ((78.6, 0.1), (77.7, 0.1), (78.9, 0.1)),
-                    128: ((79.2, 0.0), (78.9, 0.1), (79.3, 0.0)),
-                },
-            ),
-        ),
+    published=table(
+        "DropConnect: test accuracy in %",
+        _DROP,
+        {
+            4: ((32.7, 3.8), (32.2, 1.7), (51.2, 0.7)),
+            8: ((57.8, 0.7), (54.9, 0.8), (65.7, 0.2)),
+            16: ((69.7, 0.5), (68.0, 0.5), (72.8, 0.1)),
+            32: ((76.4, 0.1), (75.1, 0.1), (77.0, 0.1)),
+            64: ((78.6, 0.1), (77.7, 0.1), (78.9, 0.1)),
+            128: ((79.2, 0.0), (78.9, 0.1), (79.3, 0.0)),
+        },
     ),
     claims=(
         Claim(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import product
 
 from fissile.lab.claims import Beats, Claim, Explains, Levels, Often, Together, Trend
-from fissile.lab.studies.common import FULL, TINY, Effort, both, cross, names, rows
-from fissile.lab.study import Heat, Lines, Published, Regression, Scale, Study
+from fissile.lab.studies.common import boolean, both, cross, names, table
+from fissile.lab.study import Heat, Lines, Regression, Study
 
 __all__ = ["CAPACITY", "COSINE", "INTERFERENCE", "SUPERPOSITION", "WIDTHS"]
 
@@ -17,12 +17,6 @@ _SPLIT = names(_ARMS[1:])
 _STARRED = ("clause-4", "random-4")
 _EIGHT_CLAUSES, _EIGHT_NEURONS = {"clauses": 8}, {"neurons": 8}
 
-
-def _scale(trials: int, effort: Effort, axis: Sequence[int]) -> Scale:
-    cells = [effort.trial(clauses=clauses, neurons=h) for clauses in axis for h in axis]
-    return Scale(trials, tuple(cells))
-
-
 SUPERPOSITION = Study(
     id="superposition",
     title="Splitting helps most where features crowd",
@@ -30,11 +24,7 @@ SUPERPOSITION = Study(
     about="Accuracy of dense and split networks over the number of neurons, the number of clauses, "
     "and both together, with expansion factors 2 and 4.",
     arms=_ARMS,
-    scales={
-        "smoke": _scale(2, TINY, (4, 8)),
-        "quick": _scale(3, FULL, (4, 8, 16, 32)),
-        "paper": _scale(5, FULL, WIDTHS),
-    },
+    scales=boolean(lambda axis: product(axis, axis), WIDTHS),
     figure=(
         (
             Lines("neurons", "improvement", _SPLIT, _EIGHT_CLAUSES, "(a) 8 clauses", _STARRED, 0.0),
@@ -83,13 +73,7 @@ SUPERPOSITION = Study(
         Claim(
             "With 8 neurons, the gain of clause splits rises with the number of clauses at first.",
             "Figure 2b",
-            Trend(
-                "improvement",
-                "clause-4",
-                "clauses",
-                where=_EIGHT_NEURONS,
-                until=16,
-            ),
+            Trend("improvement", "clause-4", "clauses", where=_EIGHT_NEURONS, until=16),
         ),
         Claim(
             "With 8 neurons, the benefit begins to plateau beyond about 16 clauses.",
@@ -150,11 +134,7 @@ INTERFERENCE = Study(
     about="Feature capacity and cosine similarity of neurons as multiples of the dense network's, "
     "and how well each explains the gain in accuracy.",
     arms=_ARMS,
-    scales={
-        "smoke": cross(2, TINY, (4, 8)),
-        "quick": cross(3, FULL, (4, 8, 16, 32)),
-        "paper": cross(5, FULL, WIDTHS),
-    },
+    scales=boolean(cross, WIDTHS),
     figure=(_folds("capacity"), _folds(_COSINE)),
     claims=(
         *(
@@ -198,17 +178,12 @@ INTERFERENCE = Study(
 
 _LITERALS = (12, 24, 32, 40, 60, 80, 100, 128)
 _FOUR = both(4)
-
-
-def _along(trials: int, effort: Effort, literals: Sequence[int]) -> Scale:
-    return Scale(trials, tuple(effort.trial(clauses=count // 4) for count in literals))
-
-
-_SCALES = {
-    "smoke": _along(2, TINY, (12, 32)),
-    "quick": _along(3, FULL, (12, 32, 60, 128)),
-    "paper": _along(5, FULL, _LITERALS),
-}
+_SCALES = boolean(
+    lambda literals: [(count // 4, 8) for count in literals],
+    _LITERALS,
+    few=(12, 32, 60, 128),
+    tiny=(12, 32),
+)
 
 CAPACITY = Study(
     id="capacity",
@@ -218,26 +193,22 @@ CAPACITY = Study(
     arms=_FOUR,
     scales=_SCALES,
     figure=((Lines("literals", "capacity", names(_FOUR), stars=_STARRED),),),
-    published=(
-        Published(
-            "Average total feature capacity",
-            "capacity",
-            "literals",
-            rows(
-                _FOUR,
-                {
-                    12: ((1.896, 0.377), (2.740, 0.114), (2.780, 0.133)),
-                    24: ((2.907, 0.370), (5.479, 0.400), (5.268, 0.317)),
-                    32: ((3.944, 0.409), (6.977, 0.426), (6.848, 0.568)),
-                    40: ((4.819, 0.491), (7.853, 0.469), (7.825, 0.365)),
-                    60: ((5.584, 0.670), (10.79, 0.868), (10.90, 0.747)),
-                    80: ((5.812, 1.044), (13.07, 1.093), (12.00, 1.726)),
-                    100: ((6.219, 0.535), (14.21, 1.866), (15.00, 0.727)),
-                    128: ((7.699, 1.029), (16.87, 0.926), (13.80, 1.037)),
-                },
-            ),
-            digits=2,
-        ),
+    published=table(
+        "Average total feature capacity",
+        _FOUR,
+        {
+            12: ((1.896, 0.377), (2.740, 0.114), (2.780, 0.133)),
+            24: ((2.907, 0.370), (5.479, 0.400), (5.268, 0.317)),
+            32: ((3.944, 0.409), (6.977, 0.426), (6.848, 0.568)),
+            40: ((4.819, 0.491), (7.853, 0.469), (7.825, 0.365)),
+            60: ((5.584, 0.670), (10.79, 0.868), (10.90, 0.747)),
+            80: ((5.812, 1.044), (13.07, 1.093), (12.00, 1.726)),
+            100: ((6.219, 0.535), (14.21, 1.866), (15.00, 0.727)),
+            128: ((7.699, 1.029), (16.87, 0.926), (13.80, 1.037)),
+        },
+        measure="capacity",
+        along="literals",
+        digits=2,
     ),
     claims=tuple(
         Claim(
@@ -267,26 +238,22 @@ COSINE = Study(
             Lines("literals", _COSINE, names(_FOUR), stars=_STARRED),
         ),
     ),
-    published=(
-        Published(
-            "Average neuron cosine similarity",
-            "diagonal_cosine",
-            "literals",
-            rows(
-                _FOUR,
-                {
-                    12: ((0.332, 0.123), (0.230, 0.021), (0.243, 0.083)),
-                    24: ((0.382, 0.127), (0.173, 0.041), (0.219, 0.067)),
-                    32: ((0.291, 0.230), (0.150, 0.072), (0.171, 0.092)),
-                    40: ((0.257, 0.096), (0.137, 0.019), (0.146, 0.049)),
-                    60: ((0.275, 0.095), (0.145, 0.030), (0.142, 0.045)),
-                    80: ((0.303, 0.101), (0.108, 0.035), (0.113, 0.025)),
-                    100: ((0.312, 0.081), (0.134, 0.028), (0.144, 0.041)),
-                    128: ((0.262, 0.081), (0.105, 0.031), (0.108, 0.027)),
-                },
-            ),
-            digits=3,
-        ),
+    published=table(
+        "Average neuron cosine similarity",
+        _FOUR,
+        {
+            12: ((0.332, 0.123), (0.230, 0.021), (0.243, 0.083)),
+            24: ((0.382, 0.127), (0.173, 0.041), (0.219, 0.067)),
+            32: ((0.291, 0.230), (0.150, 0.072), (0.171, 0.092)),
+            40: ((0.257, 0.096), (0.137, 0.019), (0.146, 0.049)),
+            60: ((0.275, 0.095), (0.145, 0.030), (0.142, 0.045)),
+            80: ((0.303, 0.101), (0.108, 0.035), (0.113, 0.025)),
+            100: ((0.312, 0.081), (0.134, 0.028), (0.144, 0.041)),
+            128: ((0.262, 0.081), (0.105, 0.031), (0.108, 0.027)),
+        },
+        measure="diagonal_cosine",
+        along="literals",
+        digits=3,
     ),
     claims=tuple(
         Claim(

@@ -23,10 +23,6 @@ def _scale(trials: int, networks: int, literals: Sequence[int], widths: Sequence
     return Scale(trials, tuple(cells))
 
 
-def _at(alpha: int, **where: object) -> dict[str, object]:
-    return {"alpha": alpha, **where}
-
-
 THEORY = Study(
     id="theory",
     title="Coverage stays, collisions go",
@@ -43,20 +39,20 @@ THEORY = Study(
             Series(
                 "neurons",
                 ("coverage", "coverage_simulated", "coverage_bound", "coverage_approx"),
-                _at(2, literals=32),
+                {"alpha": 2, "literals": 32},
                 "(a) coverage, 32 literals, alpha 2",
             ),
             Series(
                 "literals",
                 ("collision_ratio", "collision_ratio_simulated", "collision_ratio_approx"),
-                _at(2, neurons=64),
+                {"alpha": 2, "neurons": 64},
                 "(b) collisions against dense, alpha 2",
                 log=True,
             ),
             Series(
                 "literals",
                 ("width", "width_bound", "width_approx"),
-                _at(2, neurons=64),
+                {"alpha": 2, "neurons": 64},
                 "(c) neurons for 95 % coverage, alpha 2",
             ),
         ),
@@ -72,30 +68,24 @@ THEORY = Study(
             "appendix on theory",
             Near("collision_ratio_simulated", "collision_ratio", error="collision_ratio_error"),
         ),
-        Claim(
-            "Collisions fall by about alpha^-(2k-1) (within a factor of 2), alpha 2, 128 literals.",
-            "section 3",
-            Near(
-                "collision_ratio",
-                "collision_ratio_approx",
-                factor=2,
-                where=_at(2, literals=128),
-            ),
-        ),
-        Claim(
-            "Collisions fall by about alpha^-(2k-1) (within a factor of 2), alpha 4, 128 literals.",
-            "section 3",
-            Near(
-                "collision_ratio",
-                "collision_ratio_approx",
-                factor=2,
-                where=_at(4, literals=128),
-            ),
+        *(
+            Claim(
+                f"Collisions fall by about alpha^-(2k-1) (within a factor of 2), alpha {alpha}, "
+                "128 literals.",
+                "section 3",
+                Near(
+                    "collision_ratio",
+                    "collision_ratio_approx",
+                    factor=2,
+                    where={"alpha": alpha, "literals": 128},
+                ),
+            )
+            for alpha in (2, 4)
         ),
         Claim(
             "Coverage needs a width of about alpha^(k-1) ln(C / eps) (within 1.5 times), alpha 2.",
             "appendix on theory",
-            Near("width_approx", "width", factor=1.5, where=_at(2)),
+            Near("width_approx", "width", factor=1.5, where={"alpha": 2}),
         ),
     ),
     differs=("The closed forms here are exact; the paper's are their limits for many literals.",),
