@@ -25,6 +25,7 @@ from fissile.lab.run import Bar, run
 from fissile.lab.stats import summary
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES
+from fissile.lab.trial import Trial
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -99,7 +100,9 @@ def _run(trials: int, epochs: int) -> Results:
 
 def _steps(results: Results) -> int:
     """Count the steps that were made: the arms of a trial share its warm-up."""
-    dense = results.works[0].steps // 2
+    first = results.works[0]
+    assert isinstance(first, Trial)
+    dense = first.steps // 2
     return dense * (len(results.works) + len(results.works) // len(_STUDY.arms))
 
 
