@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf
 from multiprocessing.connection import wait
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fissile._common.cores import keep_to
 from fissile._common.errors import FissileError
-from fissile.lab.compute import TrialResult, compute
+from fissile.lab.compute import OnSteps, TrialResult, compute
 from fissile.lab.memory import data_bytes, network_bytes
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Contender, Images, Trial, Work
@@ -26,6 +26,7 @@ from fissile.lab.trial import Contender, Images, Trial, Work
 __all__ = [
     "BATCH",
     "Backend",
+    "Batch",
     "Halt",
     "Local",
     "Lost",
@@ -51,21 +52,15 @@ class Unit:
     """The trials of one network, which stay together: its arms share a warm-up."""
 
     works: list[Work]
+    cost: float  # estimated seconds on two cores
+    number: int
 
-    @cached_property
-    def cost(self) -> float:
-        """The estimated seconds on two cores."""
-        return sum(work.cost for work in self.works)
 
-    @cached_property
-    def memory(self) -> int:
-        """The bytes that its networks need."""
-        return sum(network_bytes(work) for work in self.works)
+class Batch(NamedTuple):
+    """Trials that are computed together, on a device."""
 
-    @cached_property
-    def number(self) -> int:
-        """The number of its trials."""
-        return max(work.number for work in self.works)
+    works: list[Work]
+    device: str
 
 
 class Pending:
@@ -124,17 +119,15 @@ class Pending:
         """
         groups = self._groups or self._last
         group = min(groups, key=lambda units: self._rank(units[0]))
-        units = [group.popleft()]
-        first = units[0].works[0]
-        least, spent, held = networks(first), units[0].cost, 0
-        if memory < inf:
-            held = data_bytes(first) + units[0].memory
+        first = group[0].works[0]
+        least, spent, units = networks(first), 0.0, list[Unit]()
+        room = memory if memory == inf else memory - data_bytes(first)
         while group and (spent < cost or len(units) < least):
-            if memory < inf and held + group[0].memory > memory:
+            room -= 0 if memory == inf else sum(map(network_bytes, group[0].works))
+            if units and room < 0:
                 break
             units.append(group.popleft())
             spent += units[-1].cost
-            held += units[-1].memory if memory < inf else 0
         if not group:
             groups.remove(group)
         return [work for unit in units for work in unit.works]
@@ -148,7 +141,8 @@ def _alike(works: Iterable[Work]) -> list[list[Unit]]:
     alike: dict[object, list[Unit]] = {}
     for network, arms in networks.items():
         key = network.batch_key(), frozenset(getattr(work, "arm", None) for work in arms)
-        alike.setdefault(key, []).append(Unit(arms))
+        unit = Unit(arms, sum(work.cost for work in arms), max(work.number for work in arms))
+        alike.setdefault(key, []).append(unit)
     return list(alike.values())
 
 
@@ -206,6 +200,9 @@ class Report:
     gpu_memory: int = 0  # in bytes; 0 on a processor
 
 
+OnReport = Callable[[Report], None]
+
+
 class Backend(Protocol):
     """What a run needs of the workers that compute it: here, or on a cluster."""
 
@@ -213,16 +210,10 @@ class Backend(Protocol):
     def slots(self) -> int:
         """How many batches are computed at once."""
 
-    def cut(self, pending: Pending) -> tuple[list[Work], str] | None:
-        """Take a batch for a free slot; return it and its device, or None if nothing is to do."""
+    def cut(self, pending: Pending) -> Batch | None:
+        """Take a batch for a free slot; return None if no slot is free or nothing is pending."""
 
-    def submit(
-        self,
-        works: list[Work],
-        device: str,
-        on_steps: Callable[[float], None],
-        on_report: Callable[[Report], None],
-    ) -> Future[Any]:
+    def submit(self, batch: Batch, on_steps: OnSteps, on_report: OnReport) -> Future[Any]:
         """Begin to compute a batch.
 
         A batch in this process tells the share that is done, and the trials that are finished
@@ -261,38 +252,32 @@ class Local:
         self.size = (
             BATCH["cuda" if device.startswith("cuda") else "cpu"] if every is None else every
         )
-        cores = (os.cpu_count() or 1) if executor is None else 1
-        self._networks = partial(least_networks, device=device, cores=cores)
+        self._cores = (os.cpu_count() or 1) if executor is None else 1
         self._busy = 0
 
     @cached_property
     def _provenance(self) -> Provenance:
         return Provenance.here(self.device)
 
-    def cut(self, pending: Pending) -> tuple[list[Work], str] | None:
+    def cut(self, pending: Pending) -> Batch | None:
         """Take a batch of about the size that is stored at once."""
         if not pending or self._busy >= self.slots:
             return None
-        return pending.take(self.size, self._networks), self.device
+        works = pending.take(self.size, lambda work: least_networks(work, self.device, self._cores))
+        return Batch(works, self.device)
 
-    def submit(
-        self,
-        works: list[Work],
-        device: str,
-        on_steps: Callable[[float], None],
-        on_report: Callable[[Report], None],
-    ) -> Future[Any]:
+    def submit(self, batch: Batch, on_steps: OnSteps, on_report: OnReport) -> Future[Any]:
         """Hand a batch to the executor, or compute it at once."""
         self._busy += 1
         if self.executor is not None:
-            return self.executor.submit(compute, works, device)
+            return self.executor.submit(compute, *batch)
         future: Future[Any] = Future()
 
         def on_outcomes(outcomes: list[TrialResult]) -> None:
             on_report(Report(outcomes, self._provenance))
 
         try:
-            future.set_result(compute(works, device, on_steps, on_outcomes))
+            future.set_result(compute(*batch, on_steps, on_outcomes))
         except Exception as error:
             future.set_exception(error)
         return future

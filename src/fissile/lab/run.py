@@ -18,7 +18,7 @@ from typing import Any
 
 from fissile._common.errors import FissileError
 from fissile._common.progress import ProgressBar
-from fissile.lab.batching import Backend, Halt, Local, Lost, Pending, Report, Unit, batches
+from fissile.lab.batching import Backend, Batch, Halt, Local, Lost, Pending, Report, Unit, batches
 from fissile.lab.store import Store
 from fissile.lab.trial import Features, Images, Work
 
@@ -214,7 +214,7 @@ class _Runner:
                 self.tally.left += len(self.pending.clear()) + len(taken)
                 taken = []
             while (batch := self.backend.cut(self.pending)) is not None:
-                taken += self._start(*batch)
+                taken += self._start(batch)
             if self.running:
                 done, _ = wait(self.running, timeout=_POLL, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -227,14 +227,15 @@ class _Runner:
                 self.pending.add(self._left(taken))
                 taken = []
 
-    def _start(self, batch: list[Work], device: str) -> list[Work]:
+    def _start(self, batch: Batch) -> list[Work]:
         """Submit what nobody else has stored or is computing; return what somebody is."""
-        claimed = self.store.claim(work.key for work in batch)
-        mine = [work for work in batch if work.key in claimed]
+        claimed = self.store.claim(work.key for work in batch.works)
+        mine = [work for work in batch.works if work.key in claimed]
         for part in batches(mine, inf):
             on_steps = partial(self._show, _cost(part))
-            self.running[self.backend.submit(part, device, on_steps, self._keep)] = part
-        return self._left([work for work in batch if work.key not in claimed])
+            future = self.backend.submit(batch._replace(works=part), on_steps, self._keep)
+            self.running[future] = part
+        return self._left([work for work in batch.works if work.key not in claimed])
 
     def _show(self, cost: float, share: float) -> None:
         """Show the share of a batch of this cost that is done."""

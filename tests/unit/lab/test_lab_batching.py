@@ -10,7 +10,7 @@ import pytest
 
 from fissile.lab import batching
 from fissile.lab import run as running
-from fissile.lab.batching import Halt, Local, Lost, Pending, Report, least_networks
+from fissile.lab.batching import Batch, Halt, Local, Lost, Pending, Report, least_networks
 from fissile.lab.classifier import contest
 from fissile.lab.compute import TrialResult, compute
 from fissile.lab.memory import memory_of, network_bytes, process_bytes
@@ -102,16 +102,16 @@ class Crowd:
 
     def cut(self, pending):
         free = pending and self.busy < self.slots
-        return (pending.take(self.size), "cpu") if free else None
+        return Batch(pending.take(self.size), "cpu") if free else None
 
-    def submit(self, works, device, on_steps, on_report):
+    def submit(self, batch, on_steps, on_report):
         self.busy += 1
-        self.seen.append(list(works))
+        self.seen.append(batch.works)
         future, order = Future(), self.orders.popleft() if self.orders else None
         if isinstance(order, Exception):
             future.set_exception(order)
         else:
-            future.set_result(Report(pretended(works), WHO, "one", 2.0))
+            future.set_result(Report(pretended(batch.works), WHO, "one", 2.0))
         return future
 
     def result(self, future):
@@ -164,7 +164,7 @@ def test_workers_that_keep_dying_are_reported_and_the_rest_is_stored(tmp_path):
         """The first trial kills whoever has it."""
 
         def submit(self, batch, *rest):
-            if works[0] in batch:
+            if works[0] in batch.works:
                 self.orders.append(Lost("its worker died: killed"))
             return super().submit(batch, *rest)
 
@@ -226,7 +226,7 @@ def test_a_result_that_was_given_up_and_comes_after_all_counts_once(tmp_path):
         def submit(self, batch, *rest):
             if not self.seen:  # lost to us, while it is being stored
                 with Store(tmp_path) as other:
-                    other.add(pretended(batch), WHO)
+                    other.add(pretended(batch.works), WHO)
             return super().submit(batch, *rest)
 
     crowd = Late(Lost("unheard of"))

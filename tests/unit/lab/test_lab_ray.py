@@ -16,7 +16,7 @@ from fissile._common.errors import FissileError
 from fissile.data.generated import features
 from fissile.data.sets import Labelled
 from fissile.lab import ray as cluster
-from fissile.lab.batching import Halt, Lost, Pending
+from fissile.lab.batching import Batch, Halt, Lost, Pending
 from fissile.lab.classifier import Arrays, Classifiers, load
 from fissile.lab.compute import compute
 from fissile.lab.memory import PROCESS, memory_of
@@ -184,7 +184,7 @@ def test_workers_with_a_gpu_have_batches_first_and_all_that_fit_into_it(monkeypa
     devices = []
     while (batch := backend.cut(pending)) is not None:
         devices.append((len(batch[0]), batch[1]))
-        backend.submit(*batch)
+        backend.submit(batch)
     assert devices == [(4, "cuda"), (4, "cuda"), (4, "cuda")]
     assert [task.wanted["num_gpus"] for task in sent] == 3 * [0.5]
     assert backend.cut(Pending(several(1)))[1] == "cpu"
@@ -192,7 +192,7 @@ def test_workers_with_a_gpu_have_batches_first_and_all_that_fit_into_it(monkeypa
 
 def test_what_lies_with_workers_that_have_gone_is_called_back(monkeypatch, sent):
     backend = RayBackend(several(3), every=1e9)
-    future = backend.submit(*backend.cut(Pending(several(3))))
+    future = backend.submit(backend.cut(Pending(several(3))))
     looks(monkeypatch, [Node(4, 0, 64e9)])
     assert backend.cut(Pending(several(1)))[1] == "cpu"
     assert sent[0].cancelled
@@ -202,7 +202,7 @@ def test_what_lies_with_workers_that_have_gone_is_called_back(monkeypatch, sent)
 
 def test_a_batch_that_no_machine_is_large_enough_for_any_more_is_called_back(monkeypatch, sent):
     backend = RayBackend(several(3), device="cpu")
-    backend.submit(*backend.cut(Pending(several(3))))
+    backend.submit(backend.cut(Pending(several(3))))
     looks(monkeypatch, [Node(4, 0, 7e8)])
     backend.cut(Pending())
     assert sent[0].wanted["memory"] > 7e8
@@ -220,7 +220,7 @@ def test_what_becomes_of_a_batch(sent):
         exceptions.RayTaskError("f", "its trace", FissileError("no such split")): FissileError,
         "the worker has another version": Halt,
     }.items():
-        future = backend.submit(several(1), "cpu")
+        future = backend.submit(Batch(several(1), "cpu"))
         told = sent[-1].answer.set_result if isinstance(answer, str) else future.set_exception
         told(answer)
         with pytest.raises(error):
@@ -233,7 +233,7 @@ def test_a_data_set_that_has_changed_is_the_batch_s_own_error(monkeypatch, sent)
 
     monkeypatch.setattr(cluster, "load", changed)
     backend = RayBackend(several(1), device="cpu")
-    future = backend.submit([Trial(Features("cifar100-clip"))], "cpu")
+    future = backend.submit(Batch([Trial(Features("cifar100-clip"))], "cpu"))
     with pytest.raises(FissileError, match="the files have changed"):
         backend.result(future)
 

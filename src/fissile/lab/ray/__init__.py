@@ -24,7 +24,16 @@ import numpy as np
 
 import fissile
 from fissile._common.errors import FissileError
-from fissile.lab.batching import BATCH, Halt, Lost, Pending, Report, default_jobs, least_networks
+from fissile.lab.batching import (
+    BATCH,
+    Batch,
+    Halt,
+    Lost,
+    Pending,
+    Report,
+    default_jobs,
+    least_networks,
+)
 from fissile.lab.classifier import Arrays, load
 from fissile.lab.compute import compute
 from fissile.lab.memory import PROCESS, data_bytes, memory_of, process_bytes
@@ -181,7 +190,7 @@ class RayBackend:
         """How many batches the cluster has at once."""
         return sum(kind.slots for kind in self._kinds.values())
 
-    def cut(self, pending: Pending) -> tuple[list[Work], str] | None:
+    def cut(self, pending: Pending) -> Batch | None:
         """Take a batch for a worker that is free now, those with a GPU first.
 
         Batches shrink towards the end, so that all workers have one.
@@ -199,13 +208,14 @@ class RayBackend:
                 share = pending.cost / (2 * self.slots)
                 size = min(kind.size, max(kind.size / 8, share))
                 networks = partial(least_networks, device=device, contenders=kind.contenders)
-                return pending.take(size, networks, kind.memory), device
+                return Batch(pending.take(size, networks, kind.memory), device)
         return None
 
-    def submit(self, works: list[Work], device: str, *_: object) -> Future[Any]:
+    def submit(self, batch: Batch, *_: object) -> Future[Any]:
         """Let a worker compute a batch; Ray decides which one, and when."""
         import ray
 
+        works, device = batch
         on_gpu = device.startswith("cuda")
         held = data_bytes(works[0]) if on_gpu else memory_of(works)
         memory = min(process_bytes(works) + held, self._largest)
