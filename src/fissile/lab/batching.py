@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, Protocol
 from fissile._common.cores import keep_to
 from fissile._common.errors import FissileError
 from fissile.lab.compute import OnSteps, TrialResult, compute
-from fissile.lab.memory import data_bytes, network_bytes
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Contender, Images, Trial, Work
 
@@ -106,26 +105,12 @@ class Pending:
         self._groups, self._last = [], []
         return works
 
-    def take(
-        self,
-        cost: float,
-        networks: Callable[[Work], float] = lambda work: 1,
-        memory: float = inf,
-    ) -> list[Work]:
-        """Take out a batch of about this cost.
-
-        It has at least as many networks as ``networks`` says of its first trial, and never more
-        than fit into the memory, unless a single one does not.
-        """
+    def take(self, cost: float, networks: Callable[[Work], float] = lambda work: 1) -> list[Work]:
+        """Take out a batch of about this cost, with at least ``networks(its first trial)``."""
         groups = self._groups or self._last
         group = min(groups, key=lambda units: self._rank(units[0]))
-        first = group[0].works[0]
-        least, spent, units = networks(first), 0.0, list[Unit]()
-        room = memory if memory == inf else memory - data_bytes(first)
-        while group and (spent < cost or len(units) < least):
-            room -= 0 if memory == inf else sum(map(network_bytes, group[0].works))
-            if units and room < 0:
-                break
+        least, spent, units = networks(group[0].works[0]), 0.0, list[Unit]()
+        while group and (not units or spent < cost or len(units) < least):
             units.append(group.popleft())
             spent += units[-1].cost
         if not group:
@@ -197,7 +182,6 @@ class Report:
     provenance: Provenance
     worker: str = ""
     seconds: float = 0.0
-    gpu_memory: int = 0  # in bytes; 0 on a processor
 
 
 OnReport = Callable[[Report], None]

@@ -19,8 +19,8 @@ from fissile.lab import ray as cluster
 from fissile.lab.batching import Batch, Halt, Lost, Pending
 from fissile.lab.classifier import Arrays, Classifiers, load
 from fissile.lab.compute import compute
-from fissile.lab.memory import PROCESS, memory_of
-from fissile.lab.ray import Node, RayBackend, Shares, answers, nodes_of, shares_of, workers
+from fissile.lab.memory import PROCESS, memory_of, process_bytes
+from fissile.lab.ray import Node, RayBackend, answers, nodes_of, shares_of, workers
 from fissile.lab.run import Bar
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Boolean, Features, Images, Sampling, Trial
@@ -56,12 +56,7 @@ def test_nodes_are_read_from_what_ray_says():
 )
 def test_how_many_workers_a_cluster_has(device, nodes, shares):
     found = shares_of(nodes, WORKS, device)
-    assert (found.cpus, found.gpus, found.per_gpu) == shares
-
-
-def test_a_batch_on_a_processor_has_its_share_of_the_smallest_machine():
-    found = shares_of([Node(2, 0, 8e9), Node(4, 0, 8e9)], WORKS, None)
-    assert found == Shares(6, 0, 1, 2e9 - PROCESS)
+    assert found == shares
 
 
 def test_a_convolutional_network_has_a_gpu_to_itself():
@@ -175,19 +170,15 @@ def test_batches_shrink_towards_the_end_so_that_all_workers_have_one(sent):
     assert sizes[-4:-1] == [3, 3, 3]
 
 
-def test_workers_with_a_gpu_have_batches_first_and_all_that_fit_into_it(monkeypatch, sent):
-    works = several(12)
-    monkeypatch.setattr(cluster, "_CONTEXT", 0)
-    monkeypatch.setattr(cluster, "_GPU_MEMORY", 2 * memory_of(works[:4]))
-    backend, pending = RayBackend(works, every=1e9), Pending(works)
-    assert (backend._kinds["cuda"].slots, backend._kinds["cpu"].slots) == (3, 4)
+def test_workers_with_a_gpu_have_batches_first(sent):
+    backend, pending = RayBackend(several(12), every=0.0), Pending(several(12))
     devices = []
     while (batch := backend.cut(pending)) is not None:
-        devices.append((len(batch[0]), batch[1]))
+        devices.append(batch.device)
         backend.submit(batch)
-    assert devices == [(4, "cuda"), (4, "cuda"), (4, "cuda")]
-    assert [task.wanted["num_gpus"] for task in sent] == 3 * [0.5]
-    assert backend.cut(Pending(several(1)))[1] == "cpu"
+    assert devices == 3 * ["cuda"] + 4 * ["cpu"]  # one more than there are workers
+    assert [task.wanted["num_gpus"] for task in sent] == 3 * [0.5] + 4 * [0]
+    assert sent[-1].wanted["memory"] == process_bytes(several(1)) + memory_of(several(1))
 
 
 def test_what_lies_with_workers_that_have_gone_is_called_back(monkeypatch, sent):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor, inf
 from textwrap import shorten
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,8 +61,6 @@ PATIENCE = 300.0
 _LOOK = 2.0  # seconds between looks at the cluster
 _WORDS = 300  # characters of what Ray has to say
 _SILENCE = 20.0  # seconds that it may be silent
-_GPU_MEMORY = 8 << 30  # bytes of a GPU, until one has told how many it has
-_CONTEXT = 512 << 20  # bytes that a process takes on a GPU before it has seen a network
 #: A process sees all GPUs of its machine, and takes the one it is given. Ray would show it one, and
 #: another with the next batch, but CUDA looks only once.
 _ALL_SEEN = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
@@ -70,8 +68,7 @@ _ALL_SEEN = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
 _BATCH = {"cuda": BATCH["cuda"], "cpu": BATCH["cpu"] * CORES / 2}
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """What a machine of the cluster has."""
 
     cpus: int
@@ -79,14 +76,12 @@ class Node:
     memory: float
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How many workers of each kind a cluster has, and what each may take."""
+class Shares(NamedTuple):
+    """How many workers of each kind a cluster has."""
 
     cpus: int
     gpus: int
     per_gpu: int  # workers that share one
-    memory: float  # bytes for a batch on a processor
 
 
 def nodes_of(told: Iterable[Mapping[str, Any]]) -> list[Node]:
@@ -112,27 +107,13 @@ def shares_of(nodes: Sequence[Node], works: Sequence[Work], device: str | None) 
     with_gpu = [node for node in nodes if node.gpus and device != "cpu"]
     jobs = [default_jobs("cuda", works, cores=node.cpus // node.gpus) for node in with_gpu]
     per_gpu = min(jobs, default=1)
-    cpus, gpus, memory = 0, 0, inf
+    cpus = gpus = 0
     for node in nodes:
-        taken = min(node.cpus, per_gpu * node.gpus) if device != "cpu" else 0
-        gpus += taken
-        own = (
-            0 if device == "cuda" else min(node.cpus - taken, int(min(node.memory // PROCESS, 1e6)))
-        )
-        if own > 0:
-            cpus += own
-            memory = min(memory, (node.memory - taken * PROCESS) / own - PROCESS)
-    return Shares(cpus, gpus, per_gpu, memory)
-
-
-@dataclass
-class _Kind:
-    """The workers of one kind, and the batches that suit them."""
-
-    size: float  # estimated seconds of a batch on two cores
-    slots: int = 0  # batches at once
-    memory: float = inf  # bytes that a batch may need
-    contenders: float = inf  # networks of a batch, at least, where they are contenders
+        on_gpu = min(node.cpus, per_gpu * node.gpus) if device != "cpu" else 0
+        gpus += on_gpu
+        if device != "cuda":
+            cpus += int(min(node.cpus - on_gpu, node.memory // PROCESS))
+    return Shares(cpus, gpus, per_gpu)
 
 
 @dataclass
@@ -169,12 +150,12 @@ class RayBackend:
         self._works, self._home, self._device, self._jobs = works, home, device, jobs
         self._cells = len({work.network() for work in works if isinstance(work, Contender)})
         self._remote = ray.remote(entry())
-        sizes = _BATCH if every is None else dict.fromkeys(_BATCH, every)
-        self._kinds = {kind: _Kind(size) for kind, size in sizes.items()}
+        self._sizes = _BATCH if every is None else dict.fromkeys(_BATCH, every)
+        self._slots = dict.fromkeys(_BATCH, 0)  # batches at once, for each device
+        self._contenders = inf  # networks of a batch on a GPU, at least, where they are contenders
         self._tasks: dict[Future[Any], _Task] = {}
         self._data: dict[tuple[str, str], Any] = {}  # data sets in the cluster's object store
         self._gpus = 1.0  # what a batch takes of one
-        self._gpu_memory = 0  # in bytes, once a worker has told
         self._largest = inf  # the memory of the largest node
         self._looked = self._heard = self._manned = time.monotonic()
         self._asked = 0  # workers, of the autoscaler
@@ -188,7 +169,7 @@ class RayBackend:
     @property
     def slots(self) -> int:
         """How many batches the cluster has at once."""
-        return sum(kind.slots for kind in self._kinds.values())
+        return sum(self._slots.values())
 
     def cut(self, pending: Pending) -> Batch | None:
         """Take a batch for a worker that is free now, those with a GPU first.
@@ -203,12 +184,11 @@ class RayBackend:
             raise Halt(f"the cluster has had no worker for {PATIENCE:.0f} seconds")
         if not pending:
             return None
-        for device, kind in self._kinds.items():
-            if sum(task.device == device for task in self._tasks.values()) < kind.slots:
+        for device, size in self._sizes.items():
+            if sum(task.device == device for task in self._tasks.values()) < self._slots[device]:
                 share = pending.cost / (2 * self.slots)
-                size = min(kind.size, max(kind.size / 8, share))
-                networks = partial(least_networks, device=device, contenders=kind.contenders)
-                return Batch(pending.take(size, networks, kind.memory), device)
+                networks = partial(least_networks, device=device, contenders=self._contenders)
+                return Batch(pending.take(min(size, max(size / 8, share)), networks), device)
         return None
 
     def submit(self, batch: Batch, *_: object) -> Future[Any]:
@@ -250,7 +230,6 @@ class RayBackend:
             raise self._meant(error) from None
         if isinstance(report, str):
             raise Halt(report)
-        self._gpu_memory = min(filter(None, (self._gpu_memory, report.gpu_memory)), default=0)
         return report
 
     def dismiss(self) -> None:
@@ -325,12 +304,9 @@ class RayBackend:
         nodes = _nodes()
         shares = shares_of(nodes, self._works, self._device)
         most = inf if self._jobs is None else self._jobs
-        cuda, cpu = self._kinds["cuda"], self._kinds["cpu"]
-        cuda.slots = int(min(_ahead(shares.gpus), most))
-        cpu.slots = int(min(_ahead(shares.cpus), most - cuda.slots))
-        cpu.memory = shares.memory
-        cuda.memory = (self._gpu_memory or _GPU_MEMORY) / shares.per_gpu - _CONTEXT
-        cuda.contenders = ceil(self._cells / max(1, shares.gpus))
+        on_gpu = int(min(_ahead(shares.gpus), most))
+        self._slots = {"cuda": on_gpu, "cpu": int(min(_ahead(shares.cpus), most - on_gpu))}
+        self._contenders = ceil(self._cells / max(1, shares.gpus))
         self._gpus = floor(1e4 / shares.per_gpu) / 1e4  # as finely as Ray counts
         self._largest = max((node.memory for node in nodes if node.cpus), default=inf)
         gone = [kind for kind, count in (("cuda", shares.gpus), ("cpu", shares.cpus)) if not count]

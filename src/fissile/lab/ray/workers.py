@@ -60,7 +60,7 @@ def perform(payload: bytes, held: Arrays | None = None) -> Report:
     outcomes = compute(works, device, **({} if held is None else {"arrays": held}))
     seconds = time.perf_counter() - begin
     worker = f"{socket.gethostname()}:{os.getpid()}"
-    return Report(outcomes, _here(device), worker, seconds, _gpu_memory(device))
+    return Report(outcomes, _here(device), worker, seconds)
 
 
 def given_gpu() -> int:
@@ -81,10 +81,3 @@ def given_gpu() -> int:
 @lru_cache
 def _here(device: str) -> Provenance:
     return Provenance.here(device)
-
-
-def _gpu_memory(device: str) -> int:
-    """Return the bytes of a GPU's memory; 0 on a processor."""
-    if not device.startswith("cuda") or not torch.cuda.is_available():
-        return 0
-    return int(torch.cuda.get_device_properties(device).total_memory)
