@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fissile import measure
 from fissile._common.errors import FissileError
-from fissile._common.shapes import Bool, Float, Int
+from fissile._common.shapes import Float, Int
 from fissile.bank import Bank, Data, Spec
 from fissile.bank.sparse import Plan, train
 from fissile.data.catalogue import load as load_set
@@ -162,19 +162,19 @@ def contest(
         [plan for cell in cells for plan in cell.plans],
         SEARCHED, whole.held_out(HELD_OUT).flat().scaled(scaling),
     )  # fmt: skip
-    best = _best_settings(cells, searched.accuracy.mean(0))
+    best = _best_settings(cells, searched[0].mean(0))
     numbers = sorted({work.number for work in contenders})
     tested = _trained(
         first, device, lambda share: tell(0.5 + share / 2), [plan for plan, _, _ in best],
         numbers, whole.flat().scaled(scaling),
     )  # fmt: skip
     budgets = torch.tensor([cell.budget for cell in cells])
-    assert bool((tested.nonzeros <= budgets).all()), "a budget was exceeded"
+    assert bool((tested[1] <= budgets).all()), "a budget was exceeded"
     measures = {}
     for work in contenders:
         cell = cells.index(work.network())
         _, setting, held_out = best[cell]
-        accuracy, nonzeros, sound = (float(t[numbers.index(work.number), cell]) for t in tested)
+        accuracy, nonzeros, sound = tested[:, numbers.index(work.number), cell].tolist()
         measures[work] = {
             "accuracy": accuracy,
             "nonzeros": nonzeros,
@@ -185,14 +185,6 @@ def contest(
     return measures
 
 
-class _Tested(NamedTuple):
-    """What networks came to: a row for every seed, a column for every plan."""
-
-    accuracy: Float[Tensor, "seeds plans"]
-    nonzeros: Int[Tensor, "seeds plans"]
-    sound: Bool[Tensor, "seeds plans"]  # it has not diverged
-
-
 def _trained(
     first: Contender,
     device: str,
@@ -200,22 +192,21 @@ def _trained(
     plans: Sequence[Plan],
     seeds: Sequence[int],
     data: Labelled,
-) -> _Tested:
-    """Train plans as the contenders of a data set are trained; tell the share that is done."""
+) -> Float[Tensor, "measures seeds plans"]:
+    """Train plans as the contenders of a data set are trained; tell the share that is done.
+
+    The measures are the accuracy, the non-zero weights, and whether all of them are finite.
+    """
     x, y, x_test, y_test = arrays_on(data, device)
-    shape = len(seeds), len(plans)
-    accuracy = torch.zeros(shape, dtype=torch.float64)
-    nonzeros = torch.zeros(shape, dtype=torch.long)
-    sound = torch.zeros(shape, dtype=torch.bool)
+    tested = torch.zeros(3, len(seeds), len(plans), dtype=torch.float64)
     stacks = train(
         plans, seeds, x, y, outputs=first.task.outputs, epochs=first.epochs, batch=first.batch,
         device=device, on_epoch=lambda epoch: on_share(epoch / first.epochs),
     )  # fmt: skip
     for stack, places in stacks:
-        accuracy[:, places] = stack.accuracy(x_test, y_test).cpu()
-        nonzeros[:, places] = stack.nonzeros().cpu()
-        sound[:, places] = stack.finite().cpu()
-    return _Tested(accuracy, nonzeros, sound)
+        measures = stack.accuracy(x_test, y_test), stack.nonzeros(), stack.finite()
+        tested[:, :, places] = torch.stack([each.cpu().double() for each in measures])
+    return tested
 
 
 def _best_settings(cells: Sequence[Contender], accuracy: Tensor) -> list[tuple[Plan, int, float]]:

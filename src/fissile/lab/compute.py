@@ -54,9 +54,8 @@ def compute(
 
     >>> compute([Trial(warm_up=1, fine_tune=1)])[0].measures["accuracy"]
 
-    It depends on nothing but its arguments and the data sets they name, so any executor may run it
-    anywhere. ``on_steps`` is told the share of the training that is done, ``on_outcomes`` what is
-    finished before the rest: a convolutional network takes long enough to be kept at once.
+    It depends on nothing but its arguments and the data sets they name. ``on_steps`` is told the
+    share of the training that is done, ``on_outcomes`` what is finished before the rest.
     ``arrays`` is the data set of the trials, where it should not be read from files.
     """
     begin = time.perf_counter()

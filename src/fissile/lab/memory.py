@@ -17,7 +17,6 @@ _FLOAT = 4
 #: Numbers kept for a weight in a bank: itself and two moments, thrice (now, at the end of the last
 #: epoch, as an engine lays them out), its gradient, and two for Adam's step.
 _KEPT = 12
-_SPREAD = 6  # numbers kept for each weight that children could have, most of them zero
 _CONTENDER = 6  # numbers kept for a contender's weight; it keeps no last epoch
 #: Channels of the backbone's blocks; each has three convolutions and halves the image's side.
 _CHANNELS = (3, 64, 128, 256)
@@ -65,11 +64,9 @@ def network_bytes(work: Work) -> int:
         outputs = task.outputs
     sizes = [inputs, *filter(None, [work.embedding]), *[work.neurons] * (work.depth - 1), outputs]
     weights = sum(wide * narrow for narrow, wide in pairwise(sizes))
-    spread = alpha * weights if alpha > 1 else 0  # the weights that all children could have
-    held = spread if work.arm.split in ("dropconnect", "dynamic") and spread else weights
     values = batch * (inputs + alpha * sum(sizes[1:-1]) + outputs)
-    owners = weights if alpha > 1 else 0  # a byte each
-    total = _FLOAT * (_KEPT * held + _SPREAD * spread + 2 * values) + owners
+    # As much as if every child could have all weights of its parent.
+    total = _FLOAT * (_KEPT * alpha * weights + 2 * values)
     if isinstance(task, Images):
         total += _backbone_bytes(task, batch)
     if isinstance(task, Boolean) and work.arm.unsplit:  # arms share the samples of a formula

@@ -177,11 +177,6 @@ class RayBackend:
         Batches shrink towards the end, so that all workers have one.
         """
         self._look_again()
-        self._ask(0 if self.slots else self._worth())
-        if self.slots:
-            self._manned = time.monotonic()
-        elif time.monotonic() > self._manned + PATIENCE:
-            raise Halt(f"the cluster has had no worker for {PATIENCE:.0f} seconds")
         if not pending:
             return None
         for device, size in self._sizes.items():
@@ -270,13 +265,8 @@ class RayBackend:
             with suppress(Exception):  # the cluster may be gone
                 ray.cancel(task.reference, force=True)
 
-    def _worth(self) -> int:
-        """Return how many workers are worth the minutes that they take to come."""
-        worth = max(1, ceil(sum(work.cost for work in self._works) / PATIENCE))
-        return worth if self._jobs is None else min(worth, self._jobs)
-
     def _ask(self, workers: int) -> None:
-        """Let the cluster's autoscaler, if it has one, start machines for so many workers.
+        """Let the cluster's autoscaler, if it has one, start machines for this many workers.
 
         It keeps them until it is asked for none.
         """
@@ -290,7 +280,7 @@ class RayBackend:
             request_resources(bundles=workers * [worker])
 
     def _look_again(self) -> None:
-        """Look at the cluster, if that is some time ago and it answers."""
+        """Look at the cluster every few seconds; ask for workers where there are none."""
         now = time.monotonic()
         if now > self._looked + _LOOK:
             self._looked = now
@@ -299,6 +289,14 @@ class RayBackend:
                 self._look()
             elif now > self._heard + _SILENCE:
                 raise Halt(f"the cluster at {self._home} does not answer any more")
+        if self.slots:
+            self._manned = now
+            self._ask(0)
+        elif now > self._manned + PATIENCE:
+            raise Halt(f"the cluster has had no worker for {PATIENCE:.0f} seconds")
+        else:  # as many as are worth the minutes that they take to come
+            worth = max(1, ceil(sum(work.cost for work in self._works) / PATIENCE))
+            self._ask(worth if self._jobs is None else min(worth, self._jobs))
 
     def _look(self) -> None:
         nodes = _nodes()

@@ -125,7 +125,11 @@ def _own() -> Iterator[str]:
             yield told
         finally:
             keeper.stdin.close()
-            _end(keeper)
+            try:
+                keeper.wait(_ANSWER)
+            except subprocess.TimeoutExpired:
+                os.killpg(keeper.pid, signal.SIGKILL)
+                keeper.wait()
 
 
 def _lock() -> None:
@@ -138,14 +142,6 @@ def _lock() -> None:
             "first, or set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before the import"
         )
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-
-
-def _end(keeper: subprocess.Popen[str]) -> None:
-    try:
-        keeper.wait(_ANSWER)
-    except subprocess.TimeoutExpired:
-        os.killpg(keeper.pid, signal.SIGKILL)
-        keeper.wait()
 
 
 def answers(home: str, patience: float = 1.0) -> bool:

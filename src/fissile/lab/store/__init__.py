@@ -178,15 +178,13 @@ def _row_of(file: Path, values: tuple[Any, ...]) -> Row:
             name: math.nan if value is None else float(value)
             for name, value in json.loads(measures).items()
         }
-        arrays = _arrays(blob) if blob else {}
+        arrays = {}
+        if blob:
+            with np.load(io.BytesIO(blob), allow_pickle=False) as arrays_file:
+                arrays = dict(arrays_file)
         provenance = Provenance(**json.loads(made_by))
         settings = json.loads(spec)
         return Row(key, kind, settings, numbers, arrays, provenance, float(seconds), finished)
-
-
-def _arrays(blob: bytes) -> dict[str, NDArray[Any]]:
-    with np.load(io.BytesIO(blob), allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
 
 
 if sys.platform != "win32":
