@@ -77,32 +77,29 @@ class Pending:
         self._rank = rank
         self._groups: list[deque[Unit]] = []
         self._last: list[deque[Unit]] = []  # units that are computed by themselves
+        self.cost = 0.0  # estimated seconds of all units on two cores
         self.add(works)
 
     def __bool__(self) -> bool:
         return bool(self._groups or self._last)
 
-    @property
-    def _units(self) -> Iterator[Unit]:
-        return (unit for group in (*self._groups, *self._last) for unit in group)
-
-    @property
-    def cost(self) -> float:
-        """The estimated seconds of all units on two cores."""
-        return sum(unit.cost for unit in self._units)
-
     def add(self, works: Iterable[Work]) -> None:
         """Add trials, which are cut into batches as workers want them."""
-        self._groups += [deque(sorted(units, key=self._rank)) for units in _alike(works)]
+        for units in _alike(works):
+            self._groups.append(deque(sorted(units, key=self._rank)))
+            self.cost += sum(unit.cost for unit in units)
 
     def add_alone(self, works: Iterable[Work]) -> None:
         """Put trials back, to be computed last and network by network."""
-        self._last += [deque([unit]) for units in _alike(works) for unit in units]
+        for units in _alike(works):
+            self._last += [deque([unit]) for unit in units]
+            self.cost += sum(unit.cost for unit in units)
 
     def clear(self) -> list[Work]:
         """Take everything out."""
-        works = [work for unit in self._units for work in unit.works]
-        self._groups, self._last = [], []
+        works = list[Work]()
+        while self:
+            works += self.take(inf)
         return works
 
     def take(self, cost: float, networks: Callable[[Work], float] = lambda work: 1) -> list[Work]:
@@ -113,6 +110,7 @@ class Pending:
         while group and (not units or spent < cost or len(units) < least):
             units.append(group.popleft())
             spent += units[-1].cost
+        self.cost -= spent
         if not group:
             groups.remove(group)
         return [work for unit in units for work in unit.works]
