@@ -23,11 +23,11 @@ from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
 
 
-def timed(works, **who):
+def timed(works, backend=None):
     """Compute trials in a store of their own; return the seconds and what they came to."""
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
         begin = time.perf_counter()
-        run(works, store, **who)
+        run(works, store, backend)
         seconds = time.perf_counter() - begin
         return seconds, [row.measures for row in store.rows([work.key for work in works])]
 
@@ -43,11 +43,11 @@ def here(warm, works):
 def on_ray(warm, works):
     begin = time.perf_counter()
     with connected():
-        with cluster(warm, every=0.0) as lanes:  # a network at a time, so that all get some
-            timed(warm, lanes=lanes)
+        with cluster(warm, every=0.0) as backend:  # a network at a time, so that all get some
+            timed(warm, backend)
         ready = time.perf_counter() - begin
-        with cluster(works) as lanes:
-            seconds, found = timed(works, lanes=lanes)
+        with cluster(works) as backend:
+            seconds, found = timed(works, backend)
     return ready, seconds, found
 
 

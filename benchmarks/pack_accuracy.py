@@ -58,10 +58,10 @@ def train(works, bench):
     missing = [trial for trial in works if not kept(trial, "json").exists()]
     KEPT.mkdir(parents=True, exist_ok=True)
     with Bar() as bar:
-        bar.begin(len(missing), sum(trial.cost for trial in missing))
+        bar.start(len(missing), work=sum(trial.cost for trial in missing))
         for batch in batches(missing, BATCH, os.cpu_count()):
             train_batch(batch, bench)
-            bar.advance(len(batch), sum(trial.cost for trial in batch))
+            bar.advance(len(batch), work=sum(trial.cost for trial in batch))
 
 
 def train_batch(batch, bench):

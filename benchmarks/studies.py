@@ -20,7 +20,7 @@ from bank import commit, machine
 import fissile
 from fissile.bank.loop import fit
 from fissile.data import dnf_task
-from fissile.lab.batching import default_jobs, pool
+from fissile.lab.batching import Local, default_jobs, pool
 from fissile.lab.run import Bar, run
 from fissile.lab.store import Store
 from fissile.lab.studies import find
@@ -56,7 +56,7 @@ def timed(works, device, jobs):
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store, Bar() as bar:
         begin = time.perf_counter()
         with pool(jobs) if jobs > 1 else nullcontext() as executor:
-            run(works, store, device=device, executor=executor, in_flight=jobs, watcher=bar)
+            run(works, store, Local(device, executor=executor, slots=jobs), watcher=bar)
         return time.perf_counter() - begin
 
 

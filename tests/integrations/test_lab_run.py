@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 from command import called
 
 from fissile._common.errors import FileError
-from fissile.lab.batching import Here, pool
+from fissile.lab.batching import Local, pool
 from fissile.lab.results import load
 from fissile.lab.run import RunFailed, Tally, Watcher, run
 from fissile.lab.store import Run, Store
@@ -115,7 +116,7 @@ def test_ctrl_c_keeps_what_is_stored_and_the_same_command_goes_on(tmp_path, undi
 def test_a_pool_of_processes_computes_the_same(tmp_path, undisturbed):
     part = WORKS[:20]
     with Store(tmp_path) as store, pool(2) as executor:
-        tally = run(part, store, executor=executor, in_flight=2, every=0.05)
+        tally = run(part, store, Local(executor=executor, slots=2, every=0.05))
         assert tally.computed == len(part)
         found = {row.key: row.measures for row in store.rows([work.key for work in part])}
     assert found == {work.key: undisturbed[work.key] for work in part}
@@ -172,6 +173,15 @@ def test_finished_trials_are_never_computed_again(tmp_path):
     assert alone == Tally(found=1)
 
 
+class Here(Executor):
+    """Computes what it is given at once."""
+
+    def submit(self, fn, /, *args):
+        future = Future()
+        future.set_result(fn(*args))
+        return future
+
+
 def test_a_run_that_may_not_take_longer_has_the_first_trials_of_all_cells(tmp_path, monkeypatch):
     works = [tiny(number=number, neurons=width) for width in (4, 8) for number in range(3)]
     clock = itertools.count()
@@ -179,7 +189,7 @@ def test_a_run_that_may_not_take_longer_has_the_first_trials_of_all_cells(tmp_pa
     monkeypatch.setattr("fissile.lab.run.time", told)
     with Store(tmp_path) as store:
         # It looks at the clock before each batch, and a tick has passed since.
-        tally = run(works, store, executor=Here(), every=0.0, within=4.5)
+        tally = run(works, store, Local(executor=Here(), every=0.0), within=4.5)
         found = store.finished(work.key for work in works)
         done = {(work.number, work.neurons) for work in works if work.key in found}
         assert done == {(0, 4), (0, 8), (1, 4), (1, 8)}
@@ -194,7 +204,7 @@ class Impatient(Watcher):
     def __init__(self, store):
         self.store = store
 
-    def within(self, share):
+    def refresh(self, ahead):
         if self.store.count():
             raise KeyboardInterrupt
 
@@ -207,7 +217,9 @@ def test_a_convolutional_network_is_stored_before_its_batch_is_done(tmp_path):
         whole = {row.key: row.measures for row in store.rows([work.key for work in works])}
     with Store(tmp_path / "parts") as store:
         with pytest.raises(KeyboardInterrupt):
-            run(works, store, every=1e9, watcher=Impatient(store))  # both networks in one batch
+            run(
+                works, store, Local(every=1e9), watcher=Impatient(store)
+            )  # both networks in one batch
         # A network is stored with all its arms, which come from one warm-up, or not at all.
         assert store.count() == len(works) // 2
         tally = run(works, store)
@@ -258,10 +270,10 @@ def _die(works, device):
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_one_clear_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("fissile.lab.run.compute", _die)
+    monkeypatch.setattr("fissile.lab.batching.compute", _die)
     with Store(tmp_path) as store, pool(2) as executor:
         with pytest.raises(RunFailed, match="a process that computes was killed"):
-            run([tiny()], store, executor=executor, in_flight=2)
+            run([tiny()], store, Local(executor=executor, slots=2))
         assert store.claim([tiny().key]) == {tiny().key}  # nothing stays claimed
 
 
@@ -273,7 +285,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_is_stored(tmp_path):
         pages = store._db.execute("PRAGMA page_count").fetchone()[0]
         store._db.execute(f"PRAGMA max_page_count = {pages + 1}")
         with pytest.raises(FileError, match="full"):
-            run(works, store, every=0)
+            run(works, store, Local(every=0))
         kept = store.finished(work.key for work in works)
     assert {work.key for work in works[:5]} <= kept
     assert len(kept) < len(works)
@@ -286,14 +298,14 @@ def test_a_watcher_hears_of_everything(tmp_path):
         def __init__(self):
             self.trials, self.shares, self.total = 0, [], None
 
-        def begin(self, trials, cost):
-            self.total = trials
+        def start(self, total, *, work):
+            self.total, self.cost = total, work
 
-        def advance(self, trials, cost):
-            self.trials += trials
+        def advance(self, count, *, work):
+            self.trials += count
 
-        def within(self, share):
-            self.shares.append(share)
+        def refresh(self, ahead):
+            self.shares.append(ahead / self.cost)
 
     ears = Ears()
     with Store(tmp_path) as store:

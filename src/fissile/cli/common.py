@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fissile._common.errors import FissileError
 from fissile._common.progress import duration
-from fissile.lab.batching import default_jobs, pool
+from fissile.lab.batching import Local, default_jobs, pool
 from fissile.lab.results import Results
 from fissile.lab.store import Store
 from fissile.lab.studies import SEVERAL, STUDIES
@@ -66,11 +66,13 @@ def store_in(out: Path) -> AbstractContextManager[Store | None]:
 
 
 @contextmanager
-def here(jobs: int | None, device: str, works: Sequence[Work] = ()) -> Iterator[dict[str, Any]]:
-    """Say, in the words of :func:`fissile.lab.run.run`, who computes: this process, or several."""
+def here(
+    jobs: int | None, device: str, works: Sequence[Work] = (), every: float | None = None
+) -> Iterator[Local]:
+    """Compute on this machine, in this process or in several."""
     count = default_jobs(device, works) if jobs is None else jobs
     with pool(count) if count > 1 else nullcontext() as executor:
-        yield {"executor": executor, "device": device, "in_flight": count}
+        yield Local(device, executor=executor, slots=count, every=every)
 
 
 @contextmanager

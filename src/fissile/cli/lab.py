@@ -161,8 +161,8 @@ def fidelity(
 
     check_device(device)
     with Store(out) as store, interruptible(store), Bar() as bar:
-        with here(jobs, device) as who:
-            tally = run_trials(works(scale.value), store, watcher=bar, **who)
+        with here(jobs, device) as backend:
+            tally = run_trials(works(scale.value), store, backend, watcher=bar)
         fits = compared(store, scale.value)
     text = markdown(fits)
     if to is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -36,7 +36,7 @@ from fissile.cli.common import (
     table_of,
 )
 from fissile.data.catalogue import find as find_set
-from fissile.lab.batching import default_jobs
+from fissile.lab.batching import Backend, default_jobs
 from fissile.lab.classifier import meant
 from fissile.lab.plan import Estimate, estimate
 from fissile.lab.results import load
@@ -127,10 +127,10 @@ def run(
         with (
             interruptible(store),
             Bar() as bar,
-            _who(on.value, address, jobs, device, every, store.missing(works)) as who,
+            _backend(on.value, address, jobs, device, every, store.missing(works)) as backend,
         ):
             within = None if minutes is None else 60 * minutes
-            tally = run_trials(works, store, every=every, within=within, watcher=bar, **who)
+            tally = run_trials(works, store, backend, within=within, watcher=bar)
         typer.echo(f"{tally.text()}; {out} holds {store.count():,}.")
         if len(runs) == 1:
             print_verdicts(load(store, runs[0]))
@@ -150,24 +150,20 @@ def _check_place(on: str, address: str | None, device: str | None) -> None:
         )
 
 
-@contextmanager
-def _who(
+def _backend(
     on: str,
     address: str | None,
     jobs: int | None,
     device: str | None,
     every: float | None,
     works: Sequence[Work],
-) -> Iterator[dict[str, Any]]:
-    """Say, in the words of :func:`fissile.lab.run.run`, who computes."""
+) -> AbstractContextManager[Backend]:
+    """Return what computes: this machine, or a cluster."""
     if on == "here" or not works:
-        with here(jobs, device or "cpu", works) as who:
-            yield who
-        return
+        return here(jobs, device or "cpu", works, every)
     from fissile.lab.ray import cluster
 
-    with cluster(works, address=address, device=device, jobs=jobs, every=every) as lanes:
-        yield {"lanes": lanes}
+    return cluster(works, address=address, device=device, jobs=jobs, every=every)
 
 
 def _asked(

@@ -1,4 +1,4 @@
-"""Batches: how trials are cut into them, and the workers that compute them."""
+"""Batches: how trials are cut into them, and where they are computed on this machine."""
 
 from __future__ import annotations
 
@@ -10,144 +10,40 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import pairwise
-from math import ceil, inf, prod
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
 from multiprocessing.connection import wait
-from typing import ParamSpec, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from fissile._common.cores import keep_to
 from fissile._common.errors import FissileError
-from fissile.bank.sparse import Plan
-from fissile.lab.compute import TrialResult
+from fissile.lab.compute import OnSteps, TrialResult, compute
 from fissile.lab.store import Provenance
-from fissile.lab.trial import Boolean, Contender, Images, Sampling, Trial, Work
+from fissile.lab.trial import Contender, Images, Trial, Work
 
 __all__ = [
     "BATCH",
-    "PROCESS",
+    "Backend",
+    "Batch",
     "Halt",
-    "Here",
-    "Lane",
-    "Lanes",
-    "Least",
+    "Local",
     "Lost",
     "Pending",
-    "Recalled",
     "Report",
     "Unit",
     "batches",
-    "data_bytes",
     "default_jobs",
-    "memory_of",
-    "network_bytes",
+    "least_networks",
     "pool",
-    "process_bytes",
-    "side_by_side",
 ]
-
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-#: Says how many networks a batch with such a trial has at least.
-Least = Callable[[Work], int]
 
 #: How much work goes into a batch, in estimated seconds on two cores: what ``kill -9`` may cost.
 #: A GPU wants more networks side by side, and is done with them as soon.
 BATCH = {"cpu": 6.0, "cuda": 7.0}
 
-#: Bytes of a process before it trains: Python, PyTorch, compiled kernels.
-PROCESS = 600 << 20
-_FLOAT = 4
-#: Numbers kept for a weight in a bank: itself and two moments, thrice (now, at the end of the last
-#: epoch, as an engine lays them out), its gradient, and two for Adam's step.
-_KEPT = 12
-_SPREAD = 6  # numbers kept for each weight that children could have, most of them zero
-_CONTENDER = 6  # numbers kept for a contender's weight; it keeps no last epoch
-#: Channels of the backbone's blocks; each has three convolutions and halves the image's side.
-_CHANNELS = (3, 64, 128, 256)
 
-
-class Lost(Exception):
-    """The worker that had a batch has died, and the batch may be tried again."""
-
-
-class Recalled(Lost):
-    """A batch that was called back before a worker had it; nobody is to blame."""
-
-
-class Halt(FissileError):
-    """Nothing can be computed any more; the message says why."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What became of a batch, and who computed it."""
-
-    outcomes: list[TrialResult]
-    provenance: Provenance
-    worker: str = ""
-    seconds: float = 0.0
-    room: int = 0  # bytes on its device, where there are few
-
-
-class Here(Executor):
-    """Computes what it is given at once, in this thread, where Ctrl-C reaches it."""
-
-    def submit(
-        self,
-        fn: Callable[Parameters, Result],
-        /,
-        *args: Parameters.args,
-        **kwargs: Parameters.kwargs,
-    ) -> Future[Result]:
-        """Call the function and return its finished future."""
-        future: Future[Result] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-@dataclass(eq=False)
-class Lane:
-    """One kind of worker, and the batches that suit it.
-
-    >>> Lane(executor, "cuda", slots=8, size=7.0)
-
-    Args:
-        executor: who computes.
-        device: where networks are trained.
-        slots: batches at once; it may change while a run goes on.
-        gone: there are no such workers any more, and batches that wait for one are called back.
-        size: estimated seconds on two cores that a batch takes.
-        least: how small a batch may be, so that towards the end all workers have one; by default
-            a batch is never smaller for that.
-        networks: how many a batch has at least, however long they take; it may depend on what it
-            consists of.
-        memory: bytes that a batch may need, unless it is a single network.
-        provenance: of what comes back without any.
-    """
-
-    executor: Executor
-    device: str = "cpu"
-    slots: int = 1
-    size: float = BATCH["cpu"]
-    least: float = inf
-    networks: int | Least = 1
-    memory: float = inf
-    provenance: Provenance | None = None
-    gone: bool = False
-
-    def cut(self, pending: Pending, slots: int) -> list[Work]:
-        """Take a batch from what is pending, of which so many slots want their share."""
-        share = pending.cost / (2 * slots)
-        return pending.take(min(self.size, max(self.least, share)), self.networks, self.memory)
-
-
-#: Answers with the lanes there are now.
-Lanes = Callable[[], Sequence[Lane]]
+# --- what waits
 
 
 @dataclass(eq=False)
@@ -155,14 +51,15 @@ class Unit:
     """The trials of one network, which stay together: its arms share a warm-up."""
 
     works: list[Work]
-    cost: float = field(init=False)
-    memory: int = field(init=False)
-    number: int = field(init=False)
+    cost: float  # estimated seconds on two cores
+    number: int
 
-    def __post_init__(self) -> None:
-        self.cost = sum(work.cost for work in self.works)
-        self.memory = sum(network_bytes(work) for work in self.works)
-        self.number = max(work.number for work in self.works)
+
+class Batch(NamedTuple):
+    """Trials that are computed together, on a device."""
+
+    works: list[Work]
+    device: str
 
 
 class Pending:
@@ -179,197 +76,198 @@ class Pending:
     ) -> None:
         self._rank = rank
         self._groups: list[deque[Unit]] = []
-        self._last: deque[Unit] = deque()  # those that are computed by themselves
-        self.cost, self._count = 0.0, 0
+        self._last: list[deque[Unit]] = []  # units that are computed by themselves
+        self.cost = 0.0  # estimated seconds of all units on two cores
         self.add(works)
 
-    def __len__(self) -> int:
-        return self._count
+    def __bool__(self) -> bool:
+        return bool(self._groups or self._last)
 
     def add(self, works: Iterable[Work]) -> None:
-        """Add trials, to be cut as the lanes want them."""
+        """Add trials, which are cut into batches as workers want them."""
         for units in _alike(works):
             self._groups.append(deque(sorted(units, key=self._rank)))
-            self._counted(units)
+            self.cost += sum(unit.cost for unit in units)
 
-    def alone(self, works: Iterable[Work]) -> None:
+    def add_alone(self, works: Iterable[Work]) -> None:
         """Put trials back, to be computed last and network by network."""
-        units = [unit for group in _alike(works) for unit in group]
-        self._last.extend(units)
-        self._counted(units)
+        for units in _alike(works):
+            self._last += [deque([unit]) for unit in units]
+            self.cost += sum(unit.cost for unit in units)
 
-    def clear(self) -> int:
-        """Drop everything; return how many trials that is."""
-        count, self._count, self.cost = self._count, 0, 0.0
-        for units in (self._groups, self._last):
-            units.clear()
-        return count
+    def clear(self) -> list[Work]:
+        """Take everything out."""
+        works = list[Work]()
+        while self:
+            works += self.take(inf)
+        return works
 
-    def take(self, cost: float, networks: int | Least = 1, memory: float = inf) -> list[Work]:
-        """Take out a batch of about so many estimated seconds.
-
-        It has at least so many networks, however long they take, and never more than fit into
-        the memory, unless one alone does not.
-        """
-        if not self._groups:
-            units = [self._last.popleft()]
-        else:
-            group = min(self._groups, key=lambda units: self._rank(units[0]))
-            units = _cut(group, cost, networks, memory)
-            if not group:
-                self._groups.remove(group)
-        self._counted(units, -1)
+    def take(self, cost: float, networks: Callable[[Work], float] = lambda work: 1) -> list[Work]:
+        """Take out a batch of about this cost, with at least ``networks(its first trial)``."""
+        groups = self._groups or self._last
+        group = min(groups, key=lambda units: self._rank(units[0]))
+        least, spent, units = networks(group[0].works[0]), 0.0, list[Unit]()
+        while group and (not units or spent < cost or len(units) < least):
+            units.append(group.popleft())
+            spent += units[-1].cost
+        self.cost -= spent
+        if not group:
+            groups.remove(group)
         return [work for unit in units for work in unit.works]
-
-    def _counted(self, units: Iterable[Unit], sign: int = 1) -> None:
-        for unit in units:
-            self._count += sign * len(unit.works)
-            self.cost += sign * unit.cost
 
 
 def _alike(works: Iterable[Work]) -> list[list[Unit]]:
     """Group trials by network, and networks by what lets them be trained side by side."""
-    found: dict[Work, list[Work]] = {}
+    networks: dict[Work, list[Work]] = {}
     for work in works:
-        found.setdefault(work.network(), []).append(work)
+        networks.setdefault(work.network(), []).append(work)
     alike: dict[object, list[Unit]] = {}
-    for network, arms in found.items():
+    for network, arms in networks.items():
         key = network.batch_key(), frozenset(getattr(work, "arm", None) for work in arms)
-        alike.setdefault(key, []).append(Unit(arms))
+        unit = Unit(arms, sum(work.cost for work in arms), max(work.number for work in arms))
+        alike.setdefault(key, []).append(unit)
     return list(alike.values())
 
 
-def _cut(group: deque[Unit], cost: float, networks: int | Least, memory: float) -> list[Unit]:
-    found = [group.popleft()]
-    least = networks(found[0].works[0]) if callable(networks) else networks
-    spent, held = found[0].cost, memory_of(found[0].works)
-    while group and (spent < cost or len(found) < least):
-        if held + group[0].memory > memory:
-            break
-        found.append(group.popleft())
-        spent += found[-1].cost
-        held += found[-1].memory
-    return found
-
-
-def memory_of(works: Sequence[Work]) -> int:
-    """Estimate the bytes that a batch needs where it is computed, its data set included.
-
-    >>> memory_of([Trial(Features("cifar100-clip"), neurons=8)])
-    """
-    return data_bytes(works[0]) + sum(network_bytes(work) for work in works)
-
-
-def data_bytes(work: Work) -> int:
-    """Return the bytes of a trial's data set in single precision, by the catalogue.
-
-    >>> data_bytes(Trial(Features("imagenet1k-clip"))) // 2**20
-    2600
-    """
-    if isinstance(work, Sampling) or isinstance(work.task, Boolean):
-        return 0
-    entry = work.task.entry
-    samples = (entry.train or 1_280 * entry.classes) + (entry.test or 0)
-    return _FLOAT * samples * prod(entry.shape) + 8 * samples
-
-
-def network_bytes(work: Work) -> int:
-    """Return the bytes that a trial adds to a device: weights, masks, moments, gradients, values.
-
-    >>> network_bytes(Trial(Features("cifar100-clip"), 128)) > 40 * 128 * (512 + 100)
-    True
-    """
-    if isinstance(work, Sampling):
-        places = work.networks * work.neurons * work.alpha * work.literals
-        return 16 * min(places, 4_000_000)  # drawn at once: each with its rank and its mark
-    if isinstance(work, Contender):
-        each = [_plan_bytes(work, plan) for plan in work.plans]
-        # Two seeds of every setting are searched, once for all trials of a cell.
-        return 2 * sum(each) if work.number == 0 else max(each)
-    task, alpha, batch = work.task, work.arm.alpha, work.recipe.batch
-    if isinstance(task, Boolean):
-        inputs, outputs = task.literals, 1
-    else:
-        inputs = task.projection if isinstance(task, Images) else prod(task.entry.shape)
-        outputs = task.outputs
-    sizes = [inputs, *filter(None, [work.embedding]), *[work.neurons] * (work.depth - 1), outputs]
-    weights = sum(wide * narrow for narrow, wide in pairwise(sizes))
-    spread = alpha * weights if alpha > 1 else 0  # the weights that all children could have
-    held = spread if work.arm.split in ("dropconnect", "dynamic") and spread else weights
-    values = batch * (inputs + alpha * sum(sizes[1:-1]) + outputs)
-    owners = weights if alpha > 1 else 0  # a byte each
-    total = _FLOAT * (_KEPT * held + _SPREAD * spread + 2 * values) + owners
-    if isinstance(task, Images):
-        total += _backbone_bytes(task, batch)
-    if isinstance(task, Boolean) and work.arm.unsplit:  # arms share the samples of a formula
-        total += _FLOAT * (task.train + task.test) * task.literals
-    return total
-
-
-def _backbone_bytes(task: Images, batch: int) -> int:
-    weights, values, side = _CHANNELS[-1] * task.projection, 0, task.entry.shape[0]
-    for before, after in pairwise(_CHANNELS):
-        weights += 9 * (before * after + 2 * after * after)
-        values += 3 * 3 * after * side * side  # of each convolution, norm and activation
-        side //= 2
-    return _FLOAT * (_KEPT * weights + 2 * batch * values)
-
-
-def _plan_bytes(work: Contender, plan: Plan) -> int:
-    outputs = work.task.outputs
-    weights = plan.weights(work.inputs, outputs)
-    hidden = (weights - plan.direct * work.inputs * outputs) // (work.inputs + outputs)
-    rates = work.epochs * -(-work.task.samples // work.batch)  # one for every step
-    values = work.batch * (2 * hidden + 3 * outputs)
-    return weights + _FLOAT * (_CONTENDER * weights + rates + values)
-
-
-def process_bytes(works: Iterable[Work]) -> int:
-    """Return the bytes that a process takes beside its networks and its data.
-
-    >>> process_bytes([]) // 2**20
-    600
-    """
-    tested, clustered = 0, 0
-    for work in works:
-        if isinstance(work, Contender):
-            tested = 1 << 30
-        elif isinstance(work, Trial):
-            tested = max(tested, 128 << 20)
-            if isinstance(work.task, Boolean) and not work.embedding:
-                clustered += 1_800 * work.task.literals**2
-    return PROCESS + max(tested, min(clustered, 1_200 << 20))
-
-
 def batches(works: Sequence[Work], cost: float, networks: int = 1) -> list[list[Work]]:
-    """Cut trials into batches of about so many estimated seconds, to be computed side by side.
+    """Cut trials into batches of about this cost, to be computed side by side.
 
     >>> batches(STUDIES["codes"].works("smoke"), cost=8.0)
 
-    The arms of a network stay together: they share its warm-up. A batch has at least so many
-    networks, however long they take: on a processor, each keeps one core busy.
+    The arms of a network stay together: they share its warm-up. A batch has at least this number
+    of networks, however long they take: on a processor, each keeps one core busy.
     """
-    pending, found = Pending(works), list[list[Work]]()
+    pending, cut = Pending(works), list[list[Work]]()
     while pending:
-        found.append(pending.take(cost, networks))
-    return found
+        cut.append(pending.take(cost, lambda work: networks))
+    return cut
 
 
-def side_by_side(works: Sequence[Work], device: str, *, cores: int = 1, workers: int = 1) -> Least:
-    """Return the least number of networks in a batch that keeps a device busy, for each trial."""
-    on_chip = device.startswith("cuda")
-    cells = len({work.network() for work in works if isinstance(work, Contender)})
+def least_networks(work: Work, device: str, cores: int = 1, contenders: float = inf) -> float:
+    """Return the least number of networks in a trial's batch that keeps a device busy.
 
-    def least(work: Work) -> int:
-        if on_chip and isinstance(work, Contender):
-            return ceil(cells / workers)  # whatever sees the same data is one graph
-        if isinstance(work, Trial) and isinstance(work.task, Images):
-            from fissile.bank.vision.train import SIDE_BY_SIDE
+    >>> least_networks(Trial(), "cpu", cores=2)
+    2
 
-            return SIDE_BY_SIDE if on_chip else 1
-        return 1 if on_chip else cores
+    Contenders on a GPU are one graph if they see the same data: ``contenders`` is a worker's share.
+    """
+    on_gpu = device.startswith("cuda")
+    if on_gpu and isinstance(work, Contender):
+        return contenders
+    if isinstance(work, Trial) and isinstance(work.task, Images):
+        from fissile.bank.vision.train import SIDE_BY_SIDE
 
-    return least
+        return SIDE_BY_SIDE if on_gpu else 1
+    return 1 if on_gpu else cores
+
+
+# --- where batches are computed
+
+
+class Lost(Exception):
+    """The worker that had a batch has died, and the batch may be tried again."""
+
+
+class Halt(FissileError):
+    """Nothing can be computed any more; the message says why."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of a batch, and who computed it."""
+
+    outcomes: list[TrialResult]
+    provenance: Provenance
+    worker: str = ""
+    seconds: float = 0.0
+
+
+OnReport = Callable[[Report], None]
+
+
+class Backend(Protocol):
+    """What a run needs of the workers that compute it: here, or on a cluster."""
+
+    @property
+    def slots(self) -> int:
+        """How many batches are computed at once."""
+
+    def cut(self, pending: Pending) -> Batch | None:
+        """Take a batch for a free slot; return None if no slot is free or nothing is pending."""
+
+    def submit(self, batch: Batch, on_steps: OnSteps, on_report: OnReport) -> Future[Any]:
+        """Begin to compute a batch.
+
+        A batch in this process tells the share that is done, and the trials that are finished
+        before the others.
+        """
+
+    def result(self, future: Future[Any]) -> Report:
+        """Return what has become of a batch, or raise its error.
+
+        ``Lost`` and ``CancelledError`` mean that the batch may be computed again, ``Halt`` and
+        ``BrokenExecutor`` that nothing can.
+        """
+
+
+class Local:
+    """Computes on this machine: in this process, where Ctrl-C reaches it, or with an executor.
+
+    >>> run(works, store, Local("cuda"))
+
+    Args:
+        device: where networks are trained.
+        executor: anything with the ``submit`` of :class:`concurrent.futures.Executor`.
+        slots: batches that the executor is given at once.
+        every: estimated seconds of work on two cores after which results are stored.
+    """
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        *,
+        executor: Executor | None = None,
+        slots: int = 1,
+        every: float | None = None,
+    ) -> None:
+        self.device, self.executor, self.slots = device, executor, slots
+        self.size = (
+            BATCH["cuda" if device.startswith("cuda") else "cpu"] if every is None else every
+        )
+        self._cores = (os.cpu_count() or 1) if executor is None else 1
+        self._busy = 0
+
+    @cached_property
+    def _provenance(self) -> Provenance:
+        return Provenance.here(self.device)
+
+    def cut(self, pending: Pending) -> Batch | None:
+        """Take a batch of about the size that is stored at once."""
+        if not pending or self._busy >= self.slots:
+            return None
+        works = pending.take(self.size, lambda work: least_networks(work, self.device, self._cores))
+        return Batch(works, self.device)
+
+    def submit(self, batch: Batch, on_steps: OnSteps, on_report: OnReport) -> Future[Any]:
+        """Hand a batch to the executor, or compute it at once."""
+        self._busy += 1
+        if self.executor is not None:
+            return self.executor.submit(compute, *batch)
+        future: Future[Any] = Future()
+
+        def on_outcomes(outcomes: list[TrialResult]) -> None:
+            on_report(Report(outcomes, self._provenance))
+
+        try:
+            future.set_result(compute(*batch, on_steps, on_outcomes))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def result(self, future: Future[Any]) -> Report:
+        """Return the results with the provenance of this machine."""
+        self._busy -= 1
+        return Report(future.result(), self._provenance)
 
 
 def default_jobs(device: str, works: Sequence[Work] = (), cores: int | None = None) -> int:

@@ -30,7 +30,7 @@ class Formulas:
     """The networks of Boolean trials; data sets are made once for each task and number."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Boolean, int], tuple[Data, Samples]] = {}
+        self._made: dict[tuple[Boolean, int], Data] = {}
         self.tests: dict[tuple[object, ...], tuple[Boolean, Samples]] = {}
 
     def spec(self, trial: Trial) -> Spec:
@@ -50,10 +50,9 @@ class Formulas:
                 task.clauses, task.size, train=task.train, test=task.test, seed=number,
                 negatives=task.negatives, others=task.others,
             )  # fmt: skip
-            data = Data(train.x, train.y, test.x, test.y)
-            self._made[task, number] = data, test
+            self._made[task, number] = data = Data(train.x, train.y, test.x, test.y)
             self.tests[data.key()] = task, test
-        return self._made[task, number][0]
+        return self._made[task, number]
 
     def measures(self, bank: Bank) -> dict[str, Tensor]:
         """Measure interference, where features are the columns of W1."""

@@ -109,11 +109,14 @@ CONTENDERS: dict[str, Method] = {
 # --- what the recipe consists of, one thing changed at a time
 
 
-def _ours(change: Callable[[Plan], Plan]) -> Method:
-    def method(budget: int, inputs: int, outputs: int) -> list[Plan]:
-        return [change(plan) for plan in recommended(budget, inputs, outputs)]
+def _changed(method: Method, change: Callable[[Plan], Plan]) -> Method:
+    return lambda budget, inputs, outputs: [
+        change(plan) for plan in method(budget, inputs, outputs)
+    ]
 
-    return method
+
+def _ours(change: Callable[[Plan], Plan]) -> Method:
+    return _changed(recommended, change)
 
 
 def _pruned(plan: Plan, **ways: Any) -> Plan:
@@ -126,6 +129,11 @@ def _hidden_only(plan: Plan) -> Plan:
     if plan.hidden:
         return replace(plan, direct=False)
     return replace(plan, direct=False, hidden=128, lr=plan.lr / 3)
+
+
+def _rising_again(plan: Plan) -> Plan:
+    """Let the rate rise again after the split, wherever it falls."""
+    return plan if plan.schedule == "constant" else replace(plan, schedule="again")
 
 
 ABLATED: dict[str, Method] = {
@@ -148,22 +156,6 @@ ABLATED: dict[str, Method] = {
     "fpe-4-gram": _split(SplitAt(4, split="gram")),
     "fpe-4-early": _split(SplitAt(4, at=0.2)),
     "fpe-2-then-2": _split(SplitAt(2, at=0.35), SplitAt(2, at=0.65)),
-    "fpe-4-again": _split(SplitAt(4)),
+    "fpe-4-again": _changed(_split(SplitAt(4)), _rising_again),
 }
-
-
-def _again(method: Method) -> Method:
-    """Let the rate rise again after the split, wherever it falls."""
-
-    def changed(budget: int, inputs: int, outputs: int) -> list[Plan]:
-        found: Sequence[Plan] = method(budget, inputs, outputs)
-        return [
-            plan if plan.schedule == "constant" else replace(plan, schedule="again")
-            for plan in found
-        ]
-
-    return changed
-
-
-ABLATED["fpe-4-again"] = _again(ABLATED["fpe-4-again"])
 METHODS: dict[str, Method] = CONTENDERS | ABLATED

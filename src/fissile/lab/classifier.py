@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fissile import measure
 from fissile._common.errors import FissileError
-from fissile._common.shapes import Bool, Float, Int
+from fissile._common.shapes import Float, Int
 from fissile.bank import Bank, Data, Spec
 from fissile.bank.sparse import Plan, train
 from fissile.data.catalogue import load as load_set
@@ -27,7 +27,6 @@ __all__ = [
     "arrays_on",
     "bound",
     "contest",
-    "fingerprint",
     "load",
     "meant",
 ]
@@ -47,16 +46,9 @@ class Arrays(NamedTuple):
 
 @lru_cache(maxsize=2)
 def _found(name: str) -> tuple[Labelled, str]:
-    found = load_set(name)
-    return found, found.fingerprint()
-
-
-def fingerprint(name: str) -> str:
-    """Return what tells the arrays of a data set apart from any others.
-
-    >>> fingerprint("fashionmnist")
-    """
-    return _found(name)[1]
+    """Return the arrays of a data set, and what tells them apart from any others."""
+    samples = load_set(name)
+    return samples, samples.fingerprint()
 
 
 def meant(name: str) -> dict[str, object]:
@@ -163,20 +155,27 @@ def contest(
     whole = load(first.task, arrays)
     if first.task.classes:
         whole = whole.some_classes(first.task.classes)
-    train_on, scaling = _Trainer(first, device, on_steps), first.task.scaling
-    cells = list(dict.fromkeys(one.network() for one in contenders))
-    chosen = _searched(cells, train_on, whole.held_out(HELD_OUT).flat().scaled(scaling))
-    numbers = sorted({one.number for one in contenders})
-    plans = [plan for plan, _, _ in chosen]
-    tested = train_on(plans, numbers, whole.flat().scaled(scaling))
+    tell, scaling = on_steps or (lambda share: None), first.task.scaling
+    cells = list(dict.fromkeys(work.network() for work in contenders))
+    searched = _trained(
+        first, device, lambda share: tell(share / 2),
+        [plan for cell in cells for plan in cell.plans],
+        SEARCHED, whole.held_out(HELD_OUT).flat().scaled(scaling),
+    )  # fmt: skip
+    best = _best_settings(cells, searched[0].mean(0))
+    numbers = sorted({work.number for work in contenders})
+    tested = _trained(
+        first, device, lambda share: tell(0.5 + share / 2), [plan for plan, _, _ in best],
+        numbers, whole.flat().scaled(scaling),
+    )  # fmt: skip
     budgets = torch.tensor([cell.budget for cell in cells])
-    assert bool((tested.nonzeros <= budgets).all()), "a budget was exceeded"
+    assert bool((tested[1] <= budgets).all()), "a budget was exceeded"
     measures = {}
-    for one in contenders:
-        cell = cells.index(one.network())
-        _, setting, held_out = chosen[cell]
-        accuracy, nonzeros, sound = (float(t[numbers.index(one.number), cell]) for t in tested)
-        measures[one] = {
+    for work in contenders:
+        cell = cells.index(work.network())
+        _, setting, held_out = best[cell]
+        accuracy, nonzeros, sound = tested[:, numbers.index(work.number), cell].tolist()
+        measures[work] = {
             "accuracy": accuracy,
             "nonzeros": nonzeros,
             "setting": float(setting),
@@ -186,59 +185,36 @@ def contest(
     return measures
 
 
-class _Tested(NamedTuple):
-    """What networks came to: a row for every seed, a column for every plan."""
+def _trained(
+    first: Contender,
+    device: str,
+    on_share: Callable[[float], None],
+    plans: Sequence[Plan],
+    seeds: Sequence[int],
+    data: Labelled,
+) -> Float[Tensor, "measures seeds plans"]:
+    """Train plans as the contenders of a data set are trained; tell the share that is done.
 
-    accuracy: Float[Tensor, "seeds plans"]
-    nonzeros: Int[Tensor, "seeds plans"]
-    sound: Bool[Tensor, "seeds plans"]  # it has not diverged
-
-
-class _Trainer:
-    """Trains plans as contenders of one data set are trained, and reports how far it is.
-
-    It is called twice, for the search and for the test: each is half of the work.
+    The measures are the accuracy, the non-zero weights, and whether all of them are finite.
     """
-
-    def __init__(
-        self, first: Contender, device: str, on_steps: Callable[[float], None] | None
-    ) -> None:
-        self.first, self.device, self.on_steps = first, device, on_steps
-        self.before = 0.0  # the share that was done before this phase
-
-    def __call__(self, plans: Sequence[Plan], seeds: Sequence[int], data: Labelled) -> _Tested:
-        x, y, x_test, y_test = arrays_on(data, self.device)
-        shape = len(seeds), len(plans)
-        accuracy = torch.zeros(shape, dtype=torch.float64)
-        nonzeros = torch.zeros(shape, dtype=torch.long)
-        sound = torch.zeros(shape, dtype=torch.bool)
-        stacks = train(
-            plans, seeds, x, y, outputs=self.first.task.outputs, epochs=self.first.epochs,
-            batch=self.first.batch, device=self.device, on_epoch=self._report,
-        )  # fmt: skip
-        for stack, places in stacks:
-            accuracy[:, places] = stack.accuracy(x_test, y_test).cpu()
-            nonzeros[:, places] = stack.nonzeros().cpu()
-            sound[:, places] = stack.finite().cpu()
-        self.before += 0.5
-        return _Tested(accuracy, nonzeros, sound)
-
-    def _report(self, epoch: int) -> None:
-        if self.on_steps is not None:
-            self.on_steps(self.before + 0.5 * epoch / self.first.epochs)
+    x, y, x_test, y_test = arrays_on(data, device)
+    tested = torch.zeros(3, len(seeds), len(plans), dtype=torch.float64)
+    stacks = train(
+        plans, seeds, x, y, outputs=first.task.outputs, epochs=first.epochs, batch=first.batch,
+        device=device, on_epoch=lambda epoch: on_share(epoch / first.epochs),
+    )  # fmt: skip
+    for stack, places in stacks:
+        measures = stack.accuracy(x_test, y_test), stack.nonzeros(), stack.finite()
+        tested[:, :, places] = torch.stack([each.cpu().double() for each in measures])
+    return tested
 
 
-def _searched(
-    cells: Sequence[Contender], train_on: _Trainer, data: Labelled
-) -> list[tuple[Plan, int, float]]:
+def _best_settings(cells: Sequence[Contender], accuracy: Tensor) -> list[tuple[Plan, int, float]]:
     """Return, for every cell, its best setting's plan and number, and its held-out accuracy."""
-    settings = [cell.plans for cell in cells]
-    flat = [plan for plans in settings for plan in plans]
-    accuracy = train_on(flat, SEARCHED, data).accuracy.mean(0)
     best = []
-    for plans, own in zip(settings, accuracy.split([len(p) for p in settings]), strict=True):
-        place = int(own.argmax())
-        best.append((plans[place], place, float(own[place])))
+    for cell, own in zip(cells, accuracy.split([len(cell.plans) for cell in cells]), strict=True):
+        setting = int(own.argmax())
+        best.append((cell.plans[setting], setting, float(own[setting])))
     return best
 
 

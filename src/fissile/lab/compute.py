@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fissile._common.errors import FissileError
 from fissile.bank import Arm as BankArm
-from fissile.bank import Bank, Dense, DropConnect, Dynamic, Expand, Spec
+from fissile.bank import Bank, Dense, DropConnect, Dynamic, Expand
 from fissile.bank.bank import Quiet
 from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
@@ -53,9 +54,8 @@ def compute(
 
     >>> compute([Trial(warm_up=1, fine_tune=1)])[0].measures["accuracy"]
 
-    It depends on nothing but its arguments and the data sets they name, so any executor may run it
-    anywhere. ``on_steps`` is told the share of the training that is done, ``on_outcomes`` what is
-    finished before the rest: a convolutional network takes long enough to be kept at once.
+    It depends on nothing but its arguments and the data sets they name. ``on_steps`` is told the
+    share of the training that is done, ``on_outcomes`` what is finished before the rest.
     ``arrays`` is the data set of the trials, where it should not be read from files.
     """
     begin = time.perf_counter()
@@ -91,19 +91,11 @@ def _grid(trials: Sequence[Trial]) -> tuple[list[Trial], list[Arm]]:
 # --- on the bank
 
 
-class _Bench(Protocol):
-    """What the bank does not know of a task."""
-
-    def spec(self, trial: Trial) -> Spec: ...
-
-    def measures(self, bank: Bank) -> dict[str, Tensor]: ...
-
-    def arrays(self, bank: Bank, row: int, before: Tensor) -> dict[str, Tensor]: ...
-
-
-def _bank(networks: Sequence[Trial], device: str, arrays: Arrays | None) -> tuple[_Bench, Bank]:
+def _bank(
+    networks: Sequence[Trial], device: str, arrays: Arrays | None
+) -> tuple[Formulas | Classifiers, Bank]:
     boolean = isinstance(networks[0].task, Boolean)
-    bench: _Bench = Formulas() if boolean else Classifiers(device, arrays)
+    bench = Formulas() if boolean else Classifiers(device, arrays)
     return bench, Bank([bench.spec(network) for network in networks], device=device)
 
 
@@ -122,15 +114,11 @@ def _on_bank(
     table = {"accuracy": branched.last, "best": branched.best, "nonzeros": branched.nonzeros}
     table |= bench.measures(branched)
     table["warm"] = warm.repeat_interleave(len(arms))
-    place = {
-        (network, arm): i * len(arms) + a
-        for i, network in enumerate(networks)
-        for a, arm in enumerate(arms)
-    }
+    rows = {pair: row for row, pair in enumerate(product(networks, arms))}
     lost, before = set(branched.diverged), bank.accuracy
     outcomes = []
     for trial in trials:
-        row = place[trial.network(), trial.arm]
+        row = rows[trial.network(), trial.arm]
         measures = {name: float(column[row]) for name, column in table.items()}
         measures["diverged"] = float(row in lost)
         pictures = bench.arrays(branched, row, before[row // len(arms)]) if trial.pictures else {}
@@ -203,15 +191,14 @@ def bank_arm(arm: Arm, network: Trial) -> BankArm:
             return DropConnect(arm.alpha)
         case "dynamic":
             return Dynamic(arm.alpha, every=arm.every, fraction=arm.fraction, grow=arm.grow)
+        case "clause":
+            assert isinstance(network.task, Boolean)
+            split: Split = Clauses(network.task.size)
+        case "gram":
+            split = Gram(arm.clusters)
         case _:
-            return Expand(arm.alpha, _split(arm, network), moments=arm.moments)
-
-
-def _split(arm: Arm, network: Trial) -> Split:
-    if arm.split == "clause":
-        assert isinstance(network.task, Boolean)
-        return Clauses(network.task.size)
-    return Gram(arm.clusters) if arm.split == "gram" else resolve_split(arm.split)
+            split = resolve_split(arm.split)
+    return Expand(arm.alpha, split, moments=arm.moments)
 
 
 # --- behind a convolutional backbone

@@ -213,7 +213,7 @@ class Study:
 
     def _changed(self, work: Work, changes: Mapping[str, object] | None) -> Work:
         try:
-            return changed(work, dict(changes or {}))
+            return changed(work, changes) if changes else work
         except FissileError as error:
             raise FissileError(f"{self.id}: {error}") from None
 

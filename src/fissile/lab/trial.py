@@ -142,15 +142,11 @@ class Contender:
         return self.kind, self.task, self.epochs, self.batch
 
     @property
-    def steps(self) -> int:
-        """Count the training steps, a share of the search among them."""
-        return self.epochs * -(-self.task.samples // self.batch) * (1 + SETTINGS // 3)
-
-    @property
     def cost(self) -> float:
-        """About the seconds on two cores."""
+        """About the seconds on two cores, a share of the search among them."""
+        steps = self.epochs * -(-self.task.samples // self.batch) * (1 + SETTINGS // 3)
         weights = max(plan.weights(self.inputs, self.task.outputs) for plan in self.plans)
-        return self.steps * (1e-4 + weights * (5e-9 + 1.5e-10 * self.batch))
+        return steps * (1e-4 + weights * (5e-9 + 1.5e-10 * self.batch))
 
     def columns(self) -> dict[str, object]:
         """Return the trial as a row of a table."""
@@ -378,11 +374,6 @@ class Sampling:
         return (self.kind,)
 
     @property
-    def steps(self) -> int:
-        """Count nothing: a sampled network is not trained."""
-        return 0
-
-    @property
     def cost(self) -> float:
         """About the seconds on two cores."""
         return 1.3e-8 * self.networks * self.alpha * self.neurons * self.literals
@@ -427,25 +418,18 @@ def from_spec(kind: str, spec: dict[str, Any]) -> Work:
 
 def changed(work: Work, changes: Mapping[str, object]) -> Work:
     """Return a trial with other settings, wherever they live: ``changed(t, {"lr": 3e-3})``."""
+    parts: dict[str, Any] = {"": work} | {part: getattr(work, part, None) for part in _PARTS}
     for name, value in changes.items():
-        work = _with(work, name, value)
-    return work
-
-
-def _with(work: Work, name: str, value: object) -> Work:
-    found: Any = work
-    if name in _settings(work):
-        return _replaced(found, name, _typed(name, getattr(found, name), value))  # type: ignore[no-any-return]
-    for part in _PARTS:
-        inner: Any = getattr(work, part, None)
-        if name in _settings(inner):
-            # An option means nothing to an arm without it, whose trials stay shared.
-            if part == "arm" and not _concerns(name, inner):
-                return work
-            new = _replaced(inner, name, _typed(name, getattr(inner, name), value))
-            return _replaced(found, part, new)  # type: ignore[no-any-return]
-    known = ", ".join(sorted(settings(work)))
-    raise FissileError(f"there is no setting {name!r} to change; there are {known}")
+        where = next((part for part in parts if name in _settings(parts[part])), None)
+        if where is None:
+            known = ", ".join(sorted(settings(work)))
+            raise FissileError(f"there is no setting {name!r} to change; there are {known}")
+        # An option means nothing to an arm without it, whose trials stay shared.
+        if where != "arm" or _concerns(name, parts["arm"]):
+            old = parts[where]
+            parts[where] = replace(old, **{name: _typed(name, getattr(old, name), value)})
+    own = parts.pop("")
+    return replace(own, **{part: value for part, value in parts.items() if value is not None})  # type: ignore[no-any-return]
 
 
 def _concerns(name: str, arm: Arm) -> bool:
@@ -457,10 +441,6 @@ def settings(work: Work) -> set[str]:
     """Return the names of what may be changed in the trials of a study; its arms are its own."""
     parts = (_settings(getattr(work, part, None)) for part in _PARTS)
     return _settings(work).union(*parts) - ({"alpha"} if isinstance(work, Trial) else set())
-
-
-def _replaced(part: Any, name: str, value: object) -> Any:
-    return replace(part, **{name: value})
 
 
 def _settings(part: Any) -> set[str]:

@@ -13,7 +13,7 @@ from fissile._common.cores import cores
 from fissile.data.sets import Labelled
 from fissile.lab import ray, run
 from fissile.lab.compute import compute
-from fissile.lab.ray import cluster, connected, workers
+from fissile.lab.ray import cluster, connected
 from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES
 from fissile.lab.trial import Arm, Boolean, Features, Trial
@@ -52,8 +52,8 @@ def went(works, folder, device="cpu", jobs=1):
     """Run trials on the cluster, a network at a time; return what was said and what is stored."""
     with Store(folder) as store:
         try:
-            with cluster(works, device=device, jobs=jobs, every=0.0) as lanes:
-                said = run.run(works, store, lanes=lanes).text()
+            with cluster(works, device=device, jobs=jobs, every=0.0) as backend:
+                said = run.run(works, store, backend).text()
         except run.RunFailed as error:
             said = str(error)
         rows = store.rows([work.key for work in works])
@@ -66,26 +66,26 @@ def failing(folder):
 
 
 def dying(folder):
-    run.compute, run._RETRIES = deadly, 0
+    ray.compute, run._RETRIES = deadly, 0
     try:
         return went([tiny(number=number) for number in range(3)], folder)
     finally:
-        run.compute = compute
+        ray.compute = compute
 
 
 def mixed(folder):
-    run.compute = somewhere
+    ray.compute = somewhere
     try:
         return went([tiny(number=n) for n in range(6)], folder, device=None, jobs=3)
     finally:
-        run.compute = compute
+        ray.compute = compute
 
 
 def data(folder):
     """Train on arrays that no file holds; count how often they are put into the object store."""
-    puts, put = [], workers.Depot._put
-    workers.Depot._put = lambda self, task: (puts.append(task.data), put(self, task))[1]
-    workers.load = lambda task: arrays()
+    puts, put = [], ray._put
+    ray._put = lambda task: (puts.append(task.data), put(task))[1]
+    ray.load = lambda task: arrays()
     found = went([tiny(FEATURES, number=number) for number in range(4)], folder)
     return found | {"puts": puts}
 

@@ -1,28 +1,19 @@
-"""Lanes: how trials are cut and dealt, and what becomes of workers that die; without Ray."""
+"""Batches: how trials are cut and computed, and what becomes of workers that die; without Ray."""
 
 from collections import deque
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 from unittest import mock
 
 import pytest
 
+from fissile.lab import batching
 from fissile.lab import run as running
-from fissile.lab.batching import (
-    Halt,
-    Here,
-    Lane,
-    Lost,
-    Pending,
-    Recalled,
-    Report,
-    memory_of,
-    network_bytes,
-    process_bytes,
-)
+from fissile.lab.batching import Batch, Halt, Local, Lost, Pending, Report, least_networks
 from fissile.lab.classifier import contest
 from fissile.lab.compute import TrialResult, compute
+from fissile.lab.memory import memory_of, network_bytes, process_bytes
 from fissile.lab.run import RunFailed, Tally, Watcher, run
 from fissile.lab.store import Provenance, Store
 from fissile.lab.trial import Arm, Boolean, Contender, Features, Images, Sampling, Trial
@@ -39,7 +30,7 @@ def several(count, **changes):
     return [tiny(number=number, **changes) for number in range(count)]
 
 
-def pretended(works, device="cpu"):
+def pretended(works, *_):
     return [TrialResult(work, {"accuracy": 0.5}, 0.1) for work in works]
 
 
@@ -50,7 +41,6 @@ def test_arms_stay_together_and_only_what_is_alike_goes_side_by_side():
     arms = [tiny(number=n, arm=arm) for n in range(3) for arm in (Arm(), Arm("random", 2))]
     longer = [replace(tiny(number=n), fine_tune=2) for n in range(2)]
     pending = Pending([*arms, *longer])
-    assert len(pending) == 8
     assert pending.cost == pytest.approx(sum(work.cost for work in (*arms, *longer)))
     assert pending.take(0.0) == arms[:2]
     assert pending.take(inf) == arms[2:]
@@ -59,21 +49,16 @@ def test_arms_stay_together_and_only_what_is_alike_goes_side_by_side():
     assert pending.cost == pytest.approx(0)
 
 
-def test_a_batch_has_its_cost_its_networks_and_no_more_than_its_memory():
+def test_a_batch_has_its_cost_and_its_networks():
     works = several(10)
-    one = works[0].cost
-    assert len(Pending(works).take(2.5 * one)) == 3
-    assert len(Pending(works).take(0.0, networks=4)) == 4
-    need = network_bytes(works[0])
-    assert len(Pending(works).take(inf, memory=3.5 * need)) == 3
-    assert len(Pending(works).take(inf, memory=need / 2)) == 1  # or it could never be computed
+    assert len(Pending(works).take(2.5 * works[0].cost)) == 3
+    assert len(Pending(works).take(0.0, networks=lambda work: 4)) == 4
 
 
 def test_a_batch_needs_memory_for_its_data_too():
     works = [Trial(Features("cifar100-clip"), neurons=4, number=number) for number in range(3)]
     data = 4 * 60_000 * 512
     assert memory_of(works) > sum(network_bytes(work) for work in works) + data
-    assert len(Pending(works).take(inf, memory=data + 2.5 * network_bytes(works[0]))) < 3
 
 
 def test_what_comes_first():
@@ -90,82 +75,80 @@ def test_what_comes_first():
 def test_what_failed_comes_last_and_alone():
     works = several(6)
     pending = Pending(works)
-    failed = pending.take(0.0, networks=2)
-    pending.alone(failed)
+    failed = pending.take(0.0, networks=lambda work: 2)
+    pending.add_alone(failed)
     assert pending.take(inf) == works[2:]
     assert [pending.take(inf), pending.take(inf)] == [[failed[0]], [failed[1]]]
     pending.add(works)
-    assert pending.clear() == 6
+    assert pending.clear() == works
     assert not pending
-    assert pending.cost == 0
+    assert pending.cost == pytest.approx(0)
 
 
-def test_batches_shrink_towards_the_end_so_that_all_workers_have_one():
-    works = several(400)
-    one = works[0].cost
-    lane = Lane(Here(), size=19.5 * one, least=2.5 * one)
-    pending, sizes = Pending(works), []
-    while pending:
-        sizes.append(len(lane.cut(pending, slots=4)))
-    assert sizes[0] == 20
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-4:-1] == [3, 3, 3]
-    steady, pending = Lane(Here(), size=19.5 * one), Pending(works)
-    assert {len(steady.cut(pending, slots=4)) for _ in range(20)} == {20}
+# --- backends that compute
 
 
-# --- lanes that compute
-
-
-class Crowd(Executor):
+class Crowd:
     """Workers that do what they are told next: compute, die, or refuse for good."""
 
-    def __init__(self, *orders, name="one"):
-        self.orders, self.name, self.seen = deque(orders), name, []
+    def __init__(self, *orders, size=inf, slots=1):
+        self.orders, self.size, self.slots = deque(orders), size, slots
+        self.seen, self.busy = [], 0
 
-    def submit(self, fn, /, works, device):
-        self.seen.append(list(works))
+    def cut(self, pending):
+        free = pending and self.busy < self.slots
+        return Batch(pending.take(self.size), "cpu") if free else None
+
+    def submit(self, batch, on_steps, on_report):
+        self.busy += 1
+        self.seen.append(batch.works)
         future, order = Future(), self.orders.popleft() if self.orders else None
         if isinstance(order, Exception):
             future.set_exception(order)
         else:
-            future.set_result(Report((order or fn)(works, device), WHO, self.name, 2.0))
+            future.set_result(Report(pretended(batch.works), WHO, "one", 2.0))
         return future
+
+    def result(self, future):
+        self.busy -= 1
+        return future.result()
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(running, "compute", pretended)
+    monkeypatch.setattr(batching, "compute", pretended)
     monkeypatch.setattr(running, "_POLL", 0.01)
 
 
-def test_lanes_take_from_one_pool_what_suits_each(tmp_path):
+def test_who_computed_is_stored_and_told(tmp_path):
     works, heard = several(12), []
 
     class Ears(Watcher):
         def worked(self, worker, trials, seconds):
             heard.append((worker, trials, seconds))
 
-    large = Lane(Crowd(name="large"), "cuda", size=inf, networks=1)
-    large.memory = memory_of(works[:4])
-    small = Lane(Crowd(name="small"), size=0.0)
+    crowd = Crowd(size=0.0, slots=3)
     with Store(tmp_path) as store:
-        assert run(works, store, lanes=lambda: [large, small], watcher=Ears()) == Tally(computed=12)
+        assert run(works, store, crowd, watcher=Ears()) == Tally(computed=12)
         assert {row.provenance for row in store.rows([work.key for work in works])} == {WHO}
-    assert {len(batch) for batch in large.executor.seen} <= {4, 3, 2, 1}
-    assert max(map(len, large.executor.seen)) == 4
-    assert {len(batch) for batch in small.executor.seen} == {1}
-    assert sum(trials for _, trials, _ in heard) == 12
-    assert {worker for worker, *_ in heard} == {"large", "small"}
-    done = [work for crowd in (large, small) for batch in crowd.executor.seen for work in batch]
-    assert sorted(work.number for work in done) == list(range(12))
+    assert heard == 12 * [("one", 1, 2.0)]
+    assert sorted(work.number for batch in crowd.seen for work in batch) == list(range(12))
+
+
+def test_an_executor_computes_batches_side_by_side(tmp_path):
+    works = several(5)
+    with Store(tmp_path) as store, ThreadPoolExecutor(2) as executor:
+        backend = Local(executor=executor, slots=2, every=0.0)
+        assert run(works, store, backend) == Tally(computed=5)
+        rows = store.rows([work.key for work in works])
+    assert {row.provenance for row in rows} == {Provenance.here("cpu")}
 
 
 def test_a_batch_whose_worker_dies_is_computed_by_another(tmp_path):
     works = several(4)
     crowd = Crowd(Lost("gone"), Lost("gone"), Lost("gone"))
     with Store(tmp_path) as store:
-        assert run(works, store, lanes=lambda: [Lane(crowd, size=inf)]) == Tally(computed=4)
+        assert run(works, store, crowd) == Tally(computed=4)
     assert crowd.seen == [works] * 4
 
 
@@ -175,15 +158,15 @@ def test_workers_that_keep_dying_are_reported_and_the_rest_is_stored(tmp_path):
     class Deadly(Crowd):
         """The first trial kills whoever has it."""
 
-        def submit(self, fn, /, batch, device):
-            if works[0] in batch:
+        def submit(self, batch, *rest):
+            if works[0] in batch.works:
                 self.orders.append(Lost("its worker died: killed"))
-            return super().submit(fn, batch, device)
+            return super().submit(batch, *rest)
 
     crowd = Deadly()
     with Store(tmp_path) as store:
         with pytest.raises(RunFailed, match=r"2 trials computed.* 1 failed .*its worker died"):
-            run(works, store, lanes=lambda: [Lane(crowd, size=inf)])
+            run(works, store, crowd)
         assert store.finished(work.key for work in works) == {work.key for work in works[1:]}
         assert store.claim([works[0].key])  # nothing stays claimed
     # The batch four times, then each network alone: the first of them four times more.
@@ -191,82 +174,59 @@ def test_workers_that_keep_dying_are_reported_and_the_rest_is_stored(tmp_path):
 
 
 def test_what_a_large_worker_lost_is_cut_for_a_small_one(tmp_path):
-    works = several(4)
-    large, small = Lane(Crowd(Lost("gone")), size=inf), Lane(Crowd(), size=0.0, slots=0)
-    looks = []
+    class Shrinking(Crowd):
+        """Once the large worker has died there is none for a while, and then a small one."""
 
-    def lanes():
-        looks.append(None)
-        if len(looks) == 3:
-            large.gone, large.slots, small.slots = True, 0, 1
-        return [large, small]
+        looks = 0
 
+        def cut(self, pending):
+            self.looks += 1
+            if self.looks == 2:
+                self.size, self.slots = 0.0, 0
+            if self.looks == 4:
+                self.slots = 1
+            return super().cut(pending)
+
+    crowd = Shrinking(Lost("gone"))
     with Store(tmp_path) as store:
-        assert run(works, store, lanes=lanes) == Tally(computed=4)
-    assert (len(large.executor.seen[0]), len(small.executor.seen)) == (4, 4)
+        assert run(several(4), store, crowd) == Tally(computed=4)
+    assert [len(batch) for batch in crowd.seen] == [4, 1, 1, 1, 1]
 
 
 def test_being_called_back_is_nobodys_fault(tmp_path):
-    crowd = Crowd(*[Recalled("called back")] * 20)
+    crowd = Crowd(*[CancelledError()] * 20)
     with Store(tmp_path) as store:
-        assert run(several(2), store, lanes=lambda: [Lane(crowd, size=inf)]) == Tally(computed=2)
+        assert run(several(2), store, crowd) == Tally(computed=2)
 
 
 def test_networks_that_all_kill_their_workers_are_given_up_side_by_side(tmp_path):
-    crowd = Crowd(*[Lost("its worker died")] * 100)
+    crowd = Crowd(*[Lost("its worker died")] * 100, slots=3)
     with Store(tmp_path) as store, pytest.raises(RunFailed, match=r"3 failed \(3 with: its worker"):
-        run(several(3), store, lanes=lambda: [Lane(crowd, size=inf, slots=3)])
+        run(several(3), store, crowd)
     assert len(crowd.seen) < 30
 
 
 def test_what_cannot_go_on_stops_the_run_in_one_sentence(tmp_path):
-    crowd = Crowd(None, Halt("the worker on there has another version"))
+    crowd = Crowd(None, Halt("the worker on there has another version"), size=0.0)
     with Store(tmp_path) as store:
         with pytest.raises(RunFailed, match="another version; what is stored is kept"):
-            run(several(3), store, lanes=lambda: [Lane(crowd, size=0.0)])
+            run(several(3), store, crowd)
         assert store.count() == 1
-
-
-class Silent(Executor):
-    """Workers that are gone: what they have is called back."""
-
-    def submit(self, fn, /, works, device):
-        return _Recalled()
-
-
-class _Recalled(Future):
-    def cancel(self):
-        self.set_exception(Recalled("called back"))
-        return True
-
-
-def test_what_lies_with_workers_that_have_gone_is_called_back(tmp_path):
-    gone, here = Lane(Silent(), "cuda", size=inf), Lane(Crowd(), slots=0)
-    looks = []
-
-    def lanes():
-        looks.append(None)
-        if len(looks) == 4:
-            gone.gone, gone.slots, here.slots = True, 0, 1
-        return [gone, here]
-
-    with Store(tmp_path) as store:
-        assert run(several(3), store, lanes=lanes) == Tally(computed=3)
 
 
 def test_a_result_that_was_given_up_and_comes_after_all_counts_once(tmp_path):
     works = several(2)
 
     class Late(Crowd):
-        def submit(self, fn, /, batch, device):
+        def submit(self, batch, *rest):
             if not self.seen:  # lost to us, while it is being stored
                 with Store(tmp_path) as other:
-                    other.add(pretended(batch), WHO)
-            return super().submit(fn, batch, device)
+                    other.add(pretended(batch.works), WHO)
+            return super().submit(batch, *rest)
 
     crowd = Late(Lost("unheard of"))
     with Store(tmp_path) as store:
-        tally = run(works, store, lanes=lambda: [Lane(crowd, size=inf)])
+        tally = run(works, store, crowd)
         assert store.count() == 2
     assert tally == Tally(elsewhere=2)
     assert len(crowd.seen) == 1
@@ -275,14 +235,14 @@ def test_a_result_that_was_given_up_and_comes_after_all_counts_once(tmp_path):
 def test_contenders_of_a_data_set_are_one_graph_on_a_gpu():
     cells = [Contender(Features("clinc150-minilm"), method=name) for name in ("dense", "l1")]
     others = several(3)
-    least = running.side_by_side([*cells, *others], "cuda")
-    assert (least(cells[0]), least(others[0])) == (2, 1)
-    assert running.side_by_side(cells, "cuda", workers=2)(cells[0]) == 1
-    assert running.side_by_side(others, "cpu", cores=2)(others[0]) == 2
-    mixed = Pending([*cells, *others])
-    sizes = [len(mixed.take(0.0, least)) for _ in range(4)]
-    assert sorted(sizes) == [1, 1, 1, 2]
+    assert least_networks(cells[0], "cuda") == inf
+    assert least_networks(cells[0], "cuda", contenders=1) == 1  # shared by two workers
+    assert least_networks(others[0], "cuda") == 1
+    assert least_networks(others[0], "cpu", cores=2) == 2
+    mixed, local = Pending([*cells, *others]), Local("cuda", slots=4, every=0.0)
+    assert sorted(len(local.cut(mixed)[0]) for _ in range(4)) == [1, 1, 1, 2]
     assert not mixed
+    assert local.cut(mixed) is None
 
 
 # --- memory

@@ -118,7 +118,7 @@ def test_fewer_classes_are_fewer_samples_and_outputs():
 
 
 def test_other_arrays_than_were_meant_are_refused():
-    task = Features("generated", fingerprint=classifier.fingerprint("generated"))
+    task = Features("generated", fingerprint=classifier.meant("generated")["fingerprint"])
     assert classifier.load(task).classes == 20
     with pytest.raises(FissileError, match="files of generated have changed since this run began"):
         compute([replace(trial(), task=replace(task, fingerprint="0" * 16))])
@@ -146,7 +146,9 @@ def test_the_encoder_is_what_the_file_says_and_no_part_of_the_key():
 def test_trials_are_bound_to_the_arrays_that_are_here(tmp_path):
     works = [trial(), trial("random", 2)]
     held = classifier.bound(works)
-    assert {work.task.fingerprint for work in held} == {classifier.fingerprint("generated")}
+    assert {work.task.fingerprint for work in held} == {
+        classifier.meant("generated")["fingerprint"]
+    }
     assert [replace(work, task=DATA) for work in held] == works
     with Store(tmp_path) as store, pytest.raises(FissileError, match=r"bound\(works\)"):
         run([Trial(Features("cifar100-clip"))], store)

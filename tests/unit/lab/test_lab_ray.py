@@ -3,7 +3,9 @@
 import logging
 import os
 import pickle
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from fissile._common.errors import FissileError
 from fissile.data.generated import features
 from fissile.data.sets import Labelled
 from fissile.lab import ray as cluster
-from fissile.lab.batching import PROCESS
+from fissile.lab.batching import Batch, Halt, Lost, Pending
 from fissile.lab.classifier import Arrays, Classifiers, load
 from fissile.lab.compute import compute
-from fissile.lab.ray import Crew, Node, Shares, answers, nodes_of, shares_of, workers
+from fissile.lab.memory import PROCESS, memory_of, process_bytes
+from fissile.lab.ray import Node, RayBackend, answers, nodes_of, shares_of, workers
 from fissile.lab.run import Bar
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Boolean, Features, Images, Sampling, Trial
@@ -53,12 +56,7 @@ def test_nodes_are_read_from_what_ray_says():
 )
 def test_how_many_workers_a_cluster_has(device, nodes, shares):
     found = shares_of(nodes, WORKS, device)
-    assert (found.cpus, found.gpus, found.per_gpu) == shares
-
-
-def test_a_batch_on_a_processor_has_its_share_of_the_smallest_machine():
-    found = shares_of([Node(2, 0, 8e9), Node(4, 0, 8e9)], WORKS, None)
-    assert found == Shares(6, 0, 1, 2e9 - PROCESS)
+    assert found == shares
 
 
 def test_a_convolutional_network_has_a_gpu_to_itself():
@@ -75,7 +73,6 @@ def asked(monkeypatch):
     sdk, found = pytest.importorskip("ray.autoscaler.sdk"), []
     monkeypatch.setattr(sdk, "request_resources", lambda bundles: found.append(bundles))
     monkeypatch.setattr(cluster, "_LOOK", 0.0)
-    monkeypatch.setattr(cluster, "_POLL", 0.0)
     return found
 
 
@@ -87,52 +84,150 @@ def looks(monkeypatch, *nodes):
 
 def test_workers_that_come_later_are_waited_for_and_asked_for(monkeypatch, caplog, asked):
     looks(monkeypatch, [], [Node(0, 0, 1e9)], [Node(0, 0, 1e9)], [Node(4, 0, 64e9)])
-    mine = Crew(WORKS, patience=60.0)
+    mine = RayBackend(WORKS, wait=True)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "a core for us: waiting for workers (60 s) ..." in caplog.text
+    assert "a core for us: waiting for workers (300 s) ..." in caplog.text
+    assert [mine.cut(Pending(WORKS)) for _ in range(3)] == [None, None, (WORKS, "cpu")]
     assert asked == [[{"CPU": 1}], []]  # and given back once there are any
-    assert [lane.slots for lane in mine.lanes()] == [0, 5]
+    assert mine.slots == 5
 
 
 def test_more_workers_are_asked_for_where_there_is_more_to_do(monkeypatch, asked):
-    looks(monkeypatch, [], [], [Node(4, 1, 64e9)])
-    monkeypatch.setattr(cluster, "PATIENCE", sum(work.cost for work in 3 * WORKS) / 9)
-    Crew(3 * WORKS, device="cuda", patience=60.0)
-    assert asked == [9 * [{"CPU": 1, "GPU": 1}], []]
-    looks(monkeypatch, [], [], [Node(4, 1, 64e9)])
-    Crew(3 * WORKS, device="cuda", jobs=2, patience=60.0)
-    assert asked[2:] == [2 * [{"CPU": 1, "GPU": 1}], []]
+    looks(monkeypatch, [])
+    works = [Sampling(networks=400_000_000)]
+    assert 8 < works[0].cost / cluster.PATIENCE < 9
+    RayBackend(works, device="cuda", wait=True).cut(Pending())
+    assert asked == [9 * [{"CPU": 1, "GPU": 1}]]
+    mine = RayBackend(works, device="cuda", jobs=2, wait=True)
+    mine.cut(Pending())
+    assert asked[1:] == [2 * [{"CPU": 1, "GPU": 1}]]
+    mine.dismiss()
+    assert asked[2:] == [[]]
 
 
 def test_workers_that_do_not_come_are_an_error(monkeypatch, caplog, asked):
     looks(monkeypatch, [Node(4, 0, 64e9)])
-    with pytest.raises(
-        FissileError, match=r"has a GPU for us, and none came within 0 seconds; add"
-    ):
-        Crew(WORKS, device="cuda", patience=0.01)
-    assert asked[-1] == []
-    caplog.clear()
     with pytest.raises(FissileError, match="has a GPU for us; add one that has"):
-        Crew(WORKS, device="cuda")
+        RayBackend(WORKS, device="cuda")
     assert not caplog.records  # nobody would come
-
-
-def test_whoever_waits_can_be_interrupted(monkeypatch, asked):
-    def interrupted(seconds):
-        raise KeyboardInterrupt
-
-    looks(monkeypatch, [])
-    monkeypatch.setattr(cluster.time, "sleep", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        Crew(WORKS, patience=60.0)
-    assert asked == [[{"CPU": 1}], []]
+    monkeypatch.setattr(cluster, "PATIENCE", 1e-6)
+    with pytest.raises(Halt, match="has had no worker for 0 seconds"):
+        RayBackend(WORKS, device="cuda", jobs=1, wait=True).cut(Pending(WORKS))
 
 
 def test_workers_that_all_go_are_asked_for_again(monkeypatch, asked):
     looks(monkeypatch, [Node(4, 0, 64e9)], [], [], [Node(4, 0, 64e9)])
-    mine = Crew(WORKS)
-    assert [sum(lane.slots for lane in mine.lanes()) for _ in range(3)] == [0, 0, 5]
+    mine = RayBackend(WORKS)
+    slots = []
+    for _ in range(3):
+        mine.cut(Pending())
+        slots.append(mine.slots)
+    assert slots == [0, 0, 5]
     assert asked == [[{"CPU": 1}], []]
+
+
+# --- batches for a cluster
+
+
+@pytest.fixture
+def sent(monkeypatch, asked):
+    """The tasks that a cluster with a GPU and four cores has; they are never run."""
+    ray, tasks = pytest.importorskip("ray"), []
+
+    class Task:
+        def options(self, **options):
+            self.wanted = options
+            return self
+
+        def remote(self, *payload):
+            reference = SimpleNamespace(answer=Future(), wanted=self.wanted, cancelled=False)
+            reference.future = lambda: reference.answer
+            tasks.append(reference)
+            return reference
+
+    def cancel(reference, *, force):
+        reference.cancelled = True
+        reference.answer.set_exception(ray.exceptions.TaskCancelledError())
+
+    monkeypatch.setattr(ray, "remote", lambda function: Task())
+    monkeypatch.setattr(ray, "cancel", cancel)
+    looks(monkeypatch, [Node(5, 1, 64e9)])
+    return tasks
+
+
+def several(count):
+    return [replace(WORKS[0], number=number) for number in range(count)]
+
+
+def test_batches_shrink_towards_the_end_so_that_all_workers_have_one(sent):
+    works = several(400)
+    one = works[0].cost
+    backend, pending = RayBackend(works, device="cpu", jobs=4, every=19.5 * one), Pending(works)
+    sizes = []
+    while pending:
+        sizes.append(len(backend.cut(pending)[0]))
+    assert sizes[0] == 20
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-4:-1] == [3, 3, 3]
+
+
+def test_workers_with_a_gpu_have_batches_first(sent):
+    backend, pending = RayBackend(several(12), every=0.0), Pending(several(12))
+    devices = []
+    while (batch := backend.cut(pending)) is not None:
+        devices.append(batch.device)
+        backend.submit(batch)
+    assert devices == 3 * ["cuda"] + 4 * ["cpu"]  # one more than there are workers
+    assert [task.wanted["num_gpus"] for task in sent] == 3 * [0.5] + 4 * [0]
+    assert sent[-1].wanted["memory"] == process_bytes(several(1)) + memory_of(several(1))
+
+
+def test_what_lies_with_workers_that_have_gone_is_called_back(monkeypatch, sent):
+    backend = RayBackend(several(3), every=1e9)
+    future = backend.submit(backend.cut(Pending(several(3))))
+    looks(monkeypatch, [Node(4, 0, 64e9)])
+    assert backend.cut(Pending(several(1)))[1] == "cpu"
+    assert sent[0].cancelled
+    with pytest.raises(CancelledError):
+        backend.result(future)
+
+
+def test_a_batch_that_no_machine_is_large_enough_for_any_more_is_called_back(monkeypatch, sent):
+    backend = RayBackend(several(3), device="cpu")
+    backend.submit(backend.cut(Pending(several(3))))
+    looks(monkeypatch, [Node(4, 0, 7e8)])
+    backend.cut(Pending())
+    assert sent[0].wanted["memory"] > 7e8
+    assert sent[0].cancelled
+
+
+def test_what_becomes_of_a_batch(sent):
+    from ray import exceptions
+
+    backend = RayBackend(several(1), device="cpu")
+    died = exceptions.WorkerCrashedError()
+    for answer, error in {
+        died: Lost,
+        exceptions.RayTaskError("f", "its trace", died): Lost,  # it could not read its data
+        exceptions.RayTaskError("f", "its trace", FissileError("no such split")): FissileError,
+        "the worker has another version": Halt,
+    }.items():
+        future = backend.submit(Batch(several(1), "cpu"))
+        told = sent[-1].answer.set_result if isinstance(answer, str) else future.set_exception
+        told(answer)
+        with pytest.raises(error):
+            backend.result(future)
+
+
+def test_a_data_set_that_has_changed_is_the_batch_s_own_error(monkeypatch, sent):
+    def changed(task):
+        raise FissileError("the files have changed")
+
+    monkeypatch.setattr(cluster, "load", changed)
+    backend = RayBackend(several(1), device="cpu")
+    future = backend.submit(Batch([Trial(Features("cifar100-clip"))], "cpu"))
+    with pytest.raises(FissileError, match="the files have changed"):
+        backend.result(future)
 
 
 # --- what a worker does
@@ -214,7 +309,7 @@ def test_a_worker_of_another_version_says_so_before_it_reads_anything():
 
 def test_the_bar_has_a_line_for_every_worker_but_not_for_too_many():
     with Bar() as bar:
-        bar.begin(100, 10.0)
+        bar.start(100, work=10.0)
         bar.worked("a:1", 10, 4.0)
         bar.worked("a:1", 10, 4.0)
         assert bar._lines() == ["  a:1: 20 trials, 2.5 a second"]

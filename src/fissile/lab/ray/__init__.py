@@ -1,7 +1,7 @@
 """The lab on a Ray cluster: the same trials, into the same store, under the same keys.
 
->>> with cluster(works, address="10.0.0.1:6379") as lanes:
-...     run(works, store, lanes=lanes)
+>>> with cluster(works, address="10.0.0.1:6379") as backend:
+...     run(works, store, backend)
 
 Workers need an installed fissile of the driver's version and nothing else: trials and data sets
 come to them, results go back, and only the driver sees the store.
@@ -10,30 +10,42 @@ come to them, results go back, and only the driver sees the store.
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, floor, inf
 from textwrap import shorten
 from typing import Any, NamedTuple
 
-from fissile._common.errors import FissileError, needs
-from fissile.lab.batching import BATCH, PROCESS, Halt, Lane, Lanes, default_jobs, side_by_side
-from fissile.lab.ray.workers import CORES, Depot, Workers
-from fissile.lab.trial import Work
+import numpy as np
+
+import fissile
+from fissile._common.errors import FissileError
+from fissile.lab.batching import (
+    BATCH,
+    Batch,
+    Halt,
+    Lost,
+    Pending,
+    Report,
+    default_jobs,
+    least_networks,
+)
+from fissile.lab.classifier import Arrays, load
+from fissile.lab.compute import compute
+from fissile.lab.memory import PROCESS, data_bytes, memory_of, process_bytes
+from fissile.lab.ray.connect import Home, answers, connected
+from fissile.lab.ray.workers import CORES, entry
+from fissile.lab.trial import Contender, Features, Images, Work
 
 __all__ = [
     "PATIENCE",
-    "Crew",
     "Home",
     "Node",
+    "RayBackend",
     "Shares",
     "answers",
     "cluster",
@@ -47,37 +59,16 @@ _log = logging.getLogger("fissile")
 #: Seconds that a cluster may be without workers: a machine that is started on demand takes minutes.
 PATIENCE = 300.0
 _LOOK = 2.0  # seconds between looks at the cluster
-_POLL = 0.2  # seconds of sleep while nobody is there
+_WORDS = 300  # characters of what Ray has to say
 _SILENCE = 20.0  # seconds that it may be silent
-_ROOM = 8 << 30  # bytes of a GPU, until one has told how many it has
-_CONTEXT = 512 << 20  # bytes that a process takes on a GPU before it has seen a network
-_ANSWER = 10.0  # seconds for a cluster to answer, or to end
-_CLIENT = "ray://"  # of an address that is reached from outside the cluster
-#: Ray sends no usage statistics, and leaves what a worker sees of its GPUs alone.
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-#: A program that keeps a cluster on this machine until its standard input ends. It leads a group
-#: of processes: however the driver dies, the pipe is closed and the whole group ends. Ray alone
-#: would leave some behind for a minute after ``kill -9``.
-_KEEPER = """
-import logging, os, signal, sys
-import ray
-
-try:
-    ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
-    print(ray.get_runtime_context().gcs_address, flush=True)
-except (OSError, RuntimeError, ValueError) as error:
-    print(f"error: {' '.join(str(error).split())}", flush=True)
-sys.stdin.read()
-ray.shutdown()
-os.killpg(0, signal.SIGKILL)
-"""
-
+#: A process sees all GPUs of its machine, and takes the one it is given. Ray would show it one, and
+#: another with the next batch, but CUDA looks only once.
+_ALL_SEEN = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
 #: What goes into a batch, in estimated seconds on two cores, of which a worker has one.
 _BATCH = {"cuda": BATCH["cuda"], "cpu": BATCH["cpu"] * CORES / 2}
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """What a machine of the cluster has."""
 
     cpus: int
@@ -85,14 +76,12 @@ class Node:
     memory: float
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How many workers of each kind a cluster has, and what each may take."""
+class Shares(NamedTuple):
+    """How many workers of each kind a cluster has."""
 
     cpus: int
     gpus: int
     per_gpu: int  # workers that share one
-    memory: float  # bytes for a batch on a processor
 
 
 def nodes_of(told: Iterable[Mapping[str, Any]]) -> list[Node]:
@@ -118,26 +107,32 @@ def shares_of(nodes: Sequence[Node], works: Sequence[Work], device: str | None) 
     with_gpu = [node for node in nodes if node.gpus and device != "cpu"]
     jobs = [default_jobs("cuda", works, cores=node.cpus // node.gpus) for node in with_gpu]
     per_gpu = min(jobs, default=1)
-    cpus, gpus, memory = 0, 0, inf
+    cpus = gpus = 0
     for node in nodes:
-        taken = min(node.cpus, per_gpu * node.gpus) if device != "cpu" else 0
-        gpus += taken
-        own = (
-            0 if device == "cuda" else min(node.cpus - taken, int(min(node.memory // PROCESS, 1e6)))
-        )
-        if own > 0:
-            cpus += own
-            memory = min(memory, (node.memory - taken * PROCESS) / own - PROCESS)
-    return Shares(cpus, gpus, per_gpu, memory)
+        on_gpu = min(node.cpus, per_gpu * node.gpus) if device != "cpu" else 0
+        gpus += on_gpu
+        if device != "cuda":
+            cpus += int(min(node.cpus - on_gpu, node.memory // PROCESS))
+    return Shares(cpus, gpus, per_gpu)
 
 
-class Crew:
-    """The workers of the cluster that this process is connected to, as lanes.
+@dataclass
+class _Task:
+    """A batch that the cluster has."""
+
+    reference: Any
+    device: str
+    memory: float
+    recalled: bool = False
+
+
+class RayBackend:
+    """The workers of the cluster that this process is connected to.
 
     >>> with connected() as home:
-    ...     run(works, store, lanes=Crew(works, home.address).lanes)
+    ...     run(works, store, RayBackend(works, home.address))
 
-    Where there is none, it waits for so many seconds of patience before it gives up.
+    Where there is none, it gives up, or waits for some minutes if ``wait`` says that one may come.
     """
 
     def __init__(
@@ -148,73 +143,130 @@ class Crew:
         device: str | None = None,
         jobs: int | None = None,
         every: float | None = None,
-        patience: float = 0.0,
+        wait: bool = False,
     ) -> None:
+        import ray
+
         self._works, self._home, self._device, self._jobs = works, home, device, jobs
-        depot = Depot()
-        self._workers = {kind: Workers(depot) for kind in _BATCH}
-        self._lanes = {
-            kind: Lane(self._workers[kind], kind, size=size if every is None else every)
-            for kind, size in _BATCH.items()
-        }
-        for lane in self._lanes.values():
-            lane.least = lane.size / 8
+        self._cells = len({work.network() for work in works if isinstance(work, Contender)})
+        self._remote = ray.remote(entry())
+        self._sizes = _BATCH if every is None else dict.fromkeys(_BATCH, every)
+        self._slots = dict.fromkeys(_BATCH, 0)  # batches at once, for each device
+        self._contenders = inf  # networks of a batch on a GPU, at least, where they are contenders
+        self._tasks: dict[Future[Any], _Task] = {}
+        self._data: dict[tuple[str, str], Any] = {}  # data sets in the cluster's object store
+        self._gpus = 1.0  # what a batch takes of one
+        self._largest = inf  # the memory of the largest node
         self._looked = self._heard = self._manned = time.monotonic()
         self._asked = 0  # workers, of the autoscaler
         self._look()
-        try:
-            self._gather(patience)
-        finally:
-            self._ask(0)
+        if not self.slots:
+            lacks = f"no node of the cluster has {'a GPU' if device == 'cuda' else 'a core'} for us"
+            if not wait:
+                raise FissileError(f"{lacks}; add one that has, or ask for another device")
+            _log.warning(f"{lacks}: waiting for workers ({PATIENCE:.0f} s) ...")
 
-    def lanes(self) -> list[Lane]:
-        """Return the lanes as the cluster is now, that of the GPUs first."""
+    @property
+    def slots(self) -> int:
+        """How many batches the cluster has at once."""
+        return sum(self._slots.values())
+
+    def cut(self, pending: Pending) -> Batch | None:
+        """Take a batch for a worker that is free now, those with a GPU first.
+
+        Batches shrink towards the end, so that all workers have one.
+        """
         self._look_again()
-        now = time.monotonic()
-        self._ask(0 if self._slots else self._worth())
-        if self._slots:
-            self._manned = now
-        elif now > self._manned + PATIENCE:
-            raise Halt(f"the cluster has had no worker for {PATIENCE:.0f} seconds")
-        return list(self._lanes.values())
+        if not pending:
+            return None
+        for device, size in self._sizes.items():
+            if sum(task.device == device for task in self._tasks.values()) < self._slots[device]:
+                share = pending.cost / (2 * self.slots)
+                networks = partial(least_networks, device=device, contenders=self._contenders)
+                return Batch(pending.take(min(size, max(size / 8, share)), networks), device)
+        return None
+
+    def submit(self, batch: Batch, *_: object) -> Future[Any]:
+        """Let a worker compute a batch; Ray decides which one, and when."""
+        import ray
+
+        works, device = batch
+        on_gpu = device.startswith("cuda")
+        held = data_bytes(works[0]) if on_gpu else memory_of(works)
+        memory = min(process_bytes(works) + held, self._largest)
+        task = self._remote.options(
+            num_cpus=CORES,
+            num_gpus=self._gpus if on_gpu else 0,
+            memory=int(memory),
+            max_retries=0,  # a run counts itself how often a batch has lost its worker
+            **({"runtime_env": _ALL_SEEN} if on_gpu else {}),
+        )
+        payload = ray.cloudpickle.dumps((compute, works, device))  # type: ignore[no-untyped-call]
+        try:
+            reference = task.remote(fissile.__version__, payload, self._arrays(works))
+        except FissileError as error:  # the data set is not what it was
+            future: Future[Any] = Future()
+            future.set_exception(error)
+        except (ray.exceptions.RayError, ConnectionError) as error:
+            raise Halt(f"the cluster takes no batch: {shorten(str(error), _WORDS)}") from None
+        else:
+            future = reference.future()
+            self._tasks[future] = _Task(reference, device, memory)
+        return future
+
+    def result(self, future: Future[Any]) -> Report:
+        """Return a worker's report, or raise what has become of its batch."""
+        task = self._tasks.pop(future, None)
+        try:
+            report: Report | str = future.result()
+        except Exception as error:
+            if task is not None and task.recalled:
+                raise CancelledError from None
+            raise self._meant(error) from None
+        if isinstance(report, str):
+            raise Halt(report)
+        return report
 
     def dismiss(self) -> None:
         """Call back every batch that is still out, and every machine that was asked for."""
-        for workers in self._workers.values():
-            workers.shutdown()
+        self._recall(self._tasks.values())
         self._ask(0)
 
-    @property
-    def _slots(self) -> int:
-        return sum(lane.slots for lane in self._lanes.values())
+    def _arrays(self, works: list[Work]) -> Any:
+        """Return where the data set of a batch is in the cluster, or None if it needs none."""
+        task = getattr(works[0], "task", None)
+        if not isinstance(task, Features | Images):
+            return None
+        key = task.data, task.fingerprint
+        if key not in self._data:
+            self._data[key] = _put(task)
+        return self._data[key]
 
-    def _gather(self, patience: float) -> None:
-        """Wait for the first worker, and give up after a while."""
-        what = "a GPU" if self._device == "cuda" else "a core"
-        begin, waited = time.monotonic(), ""
-        if patience and not self._slots:
-            _log.warning(
-                f"no node of the cluster has {what} for us: waiting for workers ({patience:.0f} s)"
-                " ..."
-            )
-            waited = f", and none came within {patience:.0f} seconds"
-        while not self._slots:
-            if time.monotonic() >= begin + patience:
-                raise FissileError(
-                    f"no node of the cluster has {what} for us{waited}; add one that has, or ask "
-                    "for another device"
-                )
-            self._ask(self._worth())
-            time.sleep(_POLL)
-            self._look_again()
+    def _meant(self, error: Exception) -> Exception:
+        """Return a task's own error, or that its worker was lost."""
+        from ray.exceptions import RayError, RayTaskError
 
-    def _worth(self) -> int:
-        """Return how many workers are worth the minutes that they take to come."""
-        worth = max(1, ceil(sum(work.cost for work in self._works) / PATIENCE))
-        return worth if self._jobs is None else min(worth, self._jobs)
+        if isinstance(error, RayTaskError):
+            cause = error.cause
+            if isinstance(cause, RayError):
+                self._data.clear()  # the machine that had it may be gone
+                return Lost(f"its data was lost: {shorten(str(cause), _WORDS)}")
+            return cause if isinstance(cause, Exception) else FissileError(str(error))
+        if isinstance(error, RayError):
+            return Lost(f"its worker died: {shorten(str(error), _WORDS)}")
+        return error
+
+    def _recall(self, tasks: Iterable[_Task]) -> None:
+        """End tasks, running or not."""
+        import ray
+
+        for task in tasks:
+            task.recalled = True
+            with suppress(Exception):  # the cluster may be gone
+                ray.cancel(task.reference, force=True)
 
     def _ask(self, workers: int) -> None:
-        """Let the cluster's autoscaler, if it has one, start machines for so many workers.
+        """Let the cluster's autoscaler, if it has one, start machines for this many workers.
 
         It keeps them until it is asked for none.
         """
@@ -228,7 +280,7 @@ class Crew:
             request_resources(bundles=workers * [worker])
 
     def _look_again(self) -> None:
-        """Look at the cluster, if that is some time ago and it answers."""
+        """Look at the cluster every few seconds; ask for workers where there are none."""
         now = time.monotonic()
         if now > self._looked + _LOOK:
             self._looked = now
@@ -237,21 +289,30 @@ class Crew:
                 self._look()
             elif now > self._heard + _SILENCE:
                 raise Halt(f"the cluster at {self._home} does not answer any more")
+        if self.slots:
+            self._manned = now
+            self._ask(0)
+        elif now > self._manned + PATIENCE:
+            raise Halt(f"the cluster has had no worker for {PATIENCE:.0f} seconds")
+        else:  # as many as are worth the minutes that they take to come
+            worth = max(1, ceil(sum(work.cost for work in self._works) / PATIENCE))
+            self._ask(worth if self._jobs is None else min(worth, self._jobs))
 
     def _look(self) -> None:
         nodes = _nodes()
         shares = shares_of(nodes, self._works, self._device)
-        cuda, cpu = self._lanes["cuda"], self._lanes["cpu"]
         most = inf if self._jobs is None else self._jobs
-        cuda.gone, cpu.gone = not shares.gpus, not shares.cpus
-        cuda.slots = int(min(_ahead(shares.gpus), most))
-        cpu.slots = int(min(_ahead(shares.cpus), most - cuda.slots))
-        cpu.memory = shares.memory
-        cuda.memory = (self._workers["cuda"].room or _ROOM) / shares.per_gpu - _CONTEXT
-        cuda.networks = side_by_side(self._works, "cuda", workers=max(1, shares.gpus))
-        for workers in self._workers.values():
-            workers.fit(max((node.memory for node in nodes if node.cpus), default=inf))
-        self._workers["cuda"].gpus = floor(1e4 / shares.per_gpu) / 1e4  # as finely as Ray counts
+        on_gpu = int(min(_ahead(shares.gpus), most))
+        self._slots = {"cuda": on_gpu, "cpu": int(min(_ahead(shares.cpus), most - on_gpu))}
+        self._contenders = ceil(self._cells / max(1, shares.gpus))
+        self._gpus = floor(1e4 / shares.per_gpu) / 1e4  # as finely as Ray counts
+        self._largest = max((node.memory for node in nodes if node.cpus), default=inf)
+        gone = [kind for kind, count in (("cuda", shares.gpus), ("cpu", shares.cpus)) if not count]
+        self._recall(
+            task
+            for task in self._tasks.values()
+            if not task.recalled and (task.device in gone or task.memory > self._largest)
+        )
 
 
 def _ahead(workers: int) -> int:
@@ -268,134 +329,15 @@ def _nodes() -> list[Node]:
         raise Halt(f"the cluster does not answer any more ({shorten(str(error), 200)})") from None
 
 
-# --- joining a cluster, or starting one here; either way, nothing is left behind
-
-
-class Home(NamedTuple):
-    """The cluster that this process is connected to."""
-
-    address: str  # at which it answers for as long as it is there; from outside a cluster, none
-    own: bool = False  # it was started here: no other machine will join it
-
-
-@contextmanager
-def connected(address: str | None = None) -> Iterator[Home]:
-    """Join the Ray cluster at an address or in ``RAY_ADDRESS``, or start one of our own.
-
-    >>> with connected("10.0.0.1:6379") as home:
-    ...     ray.nodes()
-
-    One of our own has this machine's cores and GPUs, and ends with us. Where a program has called
-    ``ray.init`` itself, that connection is used, and stays.
-    """
-    needs("ray", "ray")
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    given = address or os.environ.get("RAY_ADDRESS")
-    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
-        if address is not None:
-            raise FissileError("this process is in a Ray cluster already; leave the address out")
-        yield Home(_address())
-    elif given and given != "local":
-        with _joined(given):
-            yield Home(_address())
-    else:
-        with _own() as own, _joined(own):
-            yield Home(_address(), own=True)
-
-
-def _address() -> str:
+def _put(task: Features | Images) -> Any:
+    """Put a task's data set into the cluster's object store; it comes to each node once."""
     import ray
 
-    client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]
-    return "" if client else ray.get_runtime_context().gcs_address
-
-
-@contextmanager
-def _joined(where: str) -> Iterator[None]:
-    import ray
-
-    if where != "auto" and not answers(where, _ANSWER):
-        raise FissileError(
-            f"no Ray cluster answers at {where}; start one with `ray start --head`, or leave the "
-            "address out to use this machine's cores"
-        )
-    try:
-        _join(where)
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _join(where: str) -> None:
-    import ray
-
-    try:
-        ray.init(where, log_to_driver=False, logging_level=logging.CRITICAL)
-    except (OSError, RuntimeError) as error:
-        raise FissileError(
-            f"cannot join the Ray cluster at {where}: {' '.join(str(error).split())}; if it asks "
-            "for a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where it is not in a file"
-        ) from None
-
-
-@contextmanager
-def _own() -> Iterator[str]:
-    """Keep a cluster on this machine in a group of processes of its own; yield its address."""
-    _lock()
-    keeper = subprocess.Popen(
-        [sys.executable, "-P", "-c", _KEEPER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,  # Ctrl-C is ours to handle
-    )
-    assert keeper.stdin is not None
-    assert keeper.stdout is not None
-    with keeper.stdout, keeper.stdin:
-        try:
-            told = keeper.stdout.readline().strip()
-            if not told or told.startswith("error: "):
-                why = told.removeprefix("error: ") or "it ended at once"
-                raise FissileError(f"cannot start a Ray cluster on this machine: {why}")
-            yield told
-        finally:
-            keeper.stdin.close()
-            _end(keeper)
-
-
-def _lock() -> None:
-    """See that a cluster of ours serves nobody else on this machine or its network."""
-    if "RAY_AUTH_MODE" in os.environ:
-        return
-    if "ray" in sys.modules:  # which has read the environment already
-        raise FissileError(
-            "ray was imported before a cluster of our own could be given a token; call ray.init() "
-            "first, or set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before the import"
-        )
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-
-
-def _end(keeper: subprocess.Popen[str]) -> None:
-    try:
-        keeper.wait(_ANSWER)
-    except subprocess.TimeoutExpired:
-        os.killpg(keeper.pid, signal.SIGKILL)
-        keeper.wait()
-
-
-def answers(home: str, patience: float = 1.0) -> bool:
-    """Return whether a cluster answers: Ray itself would try for a minute, and end the process.
-
-    >>> answers("127.0.0.1:6379")
-    """
-    host, _, port = home.removeprefix(_CLIENT).rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), patience).close()
-    except (OSError, ValueError):
-        return False
-    return True
+    samples = load(task)
+    # As plain arrays, also where they are mapped from a file: a machine has them once, however
+    # many of its workers read them.
+    whole = replace(samples, x=np.asarray(samples.x), x_test=np.asarray(samples.x_test))
+    return ray.put(Arrays(task.data, whole, task.fingerprint or samples.fingerprint()))
 
 
 @contextmanager
@@ -406,11 +348,11 @@ def cluster(
     device: str | None = None,
     jobs: int | None = None,
     every: float | None = None,
-) -> Iterator[Lanes]:
+) -> Iterator[RayBackend]:
     """Join a cluster, or start one here, for as long as these trials take (needs ray).
 
-    >>> with cluster(works) as lanes:
-    ...     run(works, store, lanes=lanes)
+    >>> with cluster(works) as backend:
+    ...     run(works, store, backend)
 
     A cluster that is joined may have no worker yet: its autoscaler is asked for some.
 
@@ -422,9 +364,11 @@ def cluster(
         every: estimated seconds of work on two cores in a batch.
     """
     with connected(address) as home:
-        patience = 0.0 if home.own else PATIENCE
-        crew = Crew(works, home.address, device=device, jobs=jobs, every=every, patience=patience)
+        backend = RayBackend(
+            works, home.address, device=device, jobs=jobs, every=every,
+            wait=not home.own,
+        )  # fmt: skip
         try:
-            yield crew.lanes
+            yield backend
         finally:
-            crew.dismiss()
+            backend.dismiss()

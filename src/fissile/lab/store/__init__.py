@@ -145,23 +145,22 @@ class Run:
         return {k: v for k, v in self.changes.items() if k not in ("fingerprint", "encoder")}
 
 
-def _row_values(
-    outcomes: Sequence[TrialResult], provenance: Provenance
-) -> list[tuple[object, ...]]:
-    """Return the columns of finished trials."""
-    made_by, now = json.dumps(asdict(provenance)), _now()
-    return [_values(one, made_by, now) for one in outcomes]
-
-
-def _values(one: TrialResult, made_by: str, now: str) -> tuple[object, ...]:
-    work, blob = one.work, io.BytesIO()
-    spec = json.dumps(asdict(work), allow_nan=False)
-    measures = {name: _plain(value) for name, value in one.measures.items()}
-    if one.arrays:
-        arrays: dict[str, Any] = {k: v.detach().cpu().numpy() for k, v in one.arrays.items()}
+def _values(result: TrialResult, made_by: str, now: str) -> tuple[object, ...]:
+    """Return the columns of a finished trial."""
+    work, blob = result.work, io.BytesIO()
+    if result.arrays:
+        arrays: dict[str, Any] = {k: v.detach().cpu().numpy() for k, v in result.arrays.items()}
         np.savez_compressed(blob, **arrays)
-    numbers = json.dumps(measures, allow_nan=False)
-    return work.key, work.kind, spec, numbers, blob.getvalue() or None, made_by, one.seconds, now
+    return (
+        work.key,
+        work.kind,
+        json.dumps(asdict(work), allow_nan=False),
+        json.dumps({k: _plain(v) for k, v in result.measures.items()}, allow_nan=False),
+        blob.getvalue() or None,
+        made_by,
+        result.seconds,
+        now,
+    )
 
 
 def _plain(value: float) -> float | str | None:
@@ -179,36 +178,13 @@ def _row_of(file: Path, values: tuple[Any, ...]) -> Row:
             name: math.nan if value is None else float(value)
             for name, value in json.loads(measures).items()
         }
-        arrays = _arrays(blob) if blob else {}
+        arrays = {}
+        if blob:
+            with np.load(io.BytesIO(blob), allow_pickle=False) as arrays_file:
+                arrays = dict(arrays_file)
         provenance = Provenance(**json.loads(made_by))
         settings = json.loads(spec)
         return Row(key, kind, settings, numbers, arrays, provenance, float(seconds), finished)
-
-
-def _time_of(file: Path, values: tuple[Any, ...]) -> Time:
-    """Return the time of a finished trial from its columns."""
-    kind, spec, made_by, seconds, finished = values
-    with undamaged(file, "a trial"):
-        return Time(kind, json.loads(spec), json.loads(made_by)["device"], float(seconds), finished)
-
-
-def _arrays(blob: bytes) -> dict[str, NDArray[Any]]:
-    with np.load(io.BytesIO(blob), allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
-
-
-def _run_values(run: Run) -> tuple[str, str, str]:
-    """Return the columns of a run; the same request is the same text."""
-    request = json.dumps([run.study, run.scale, run.trials, run.changes], sort_keys=True)
-    return request, run.command, run.started
-
-
-def _run_of(file: Path, values: tuple[Any, ...]) -> Run:
-    """Return a run from its columns."""
-    request, command, started = values
-    with undamaged(file, "the list of runs"):
-        study, scale, trials, changes = json.loads(request)
-        return Run(study, scale, trials, changes, command, started)
 
 
 if sys.platform != "win32":
@@ -236,23 +212,22 @@ class Flight:
         return cls._all.setdefault(file, found)
 
     def take(self, key: str) -> bool:
-        """Claim a trial, unless somebody has."""
-        free = key not in self._taken and self._lock(key)
-        if free:
-            self._taken.add(key)
-        return free
+        """Claim a trial, and return whether nobody else has."""
+        if key in self._taken or not self._lock(key):
+            return False
+        self._taken.add(key)
+        return True
 
     def drop(self, key: str) -> None:
         """Give up a claim."""
         self._taken.remove(key)
-        if sys.platform != "win32":
-            with suppress(OSError):  # where nothing can be locked, nothing can be unlocked
-                fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, int(key[:15], 16))
+        self._lock(key, drop=True)
 
-    def _lock(self, key: str) -> bool:
+    def _lock(self, key: str, *, drop: bool = False) -> bool:
         if sys.platform != "win32":
+            how = fcntl.LOCK_UN if drop else fcntl.LOCK_EX | fcntl.LOCK_NB
             try:  # 60 bits of the key: an offset has 63
-                fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:15], 16))
+                fcntl.lockf(self._handle, how, 1, int(key[:15], 16))
             except OSError as error:
                 # On a file system without locks all go ahead: the first result stays anyway.
                 return error.errno not in (errno.EACCES, errno.EAGAIN)
@@ -260,6 +235,8 @@ class Flight:
 
 
 _CHUNK = 500  # older SQLites take 999 parameters
+#: Not OR IGNORE, which would pass over any broken row in silence.
+_INSERT = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 
 
 class Store:
@@ -282,7 +259,7 @@ class Store:
         self._db = open_database(self._file, create=create)
 
     def finished(self, keys: Iterable[str]) -> set[str]:
-        """Return those of the trials that are stored."""
+        """Return the keys that are stored."""
         return {key for (key,) in self._select("key", keys)}
 
     def missing(self, works: Iterable[Work]) -> list[Work]:
@@ -298,11 +275,10 @@ class Store:
 
         Once this returns, neither a kill nor a power cut takes them back.
         """
-        rows = _row_values(outcomes, provenance)
+        made_by, now = json.dumps(asdict(provenance)), _now()
+        rows = [_values(result, made_by, now) for result in outcomes]
         with self._transaction() as db:
-            # Not OR IGNORE, which would pass over any broken row in silence.
-            insert = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-            db.executemany(insert, rows)
+            db.executemany(_INSERT, rows)
         self.release(one.work.key for one in outcomes)
 
     def rows(self, keys: Sequence[str]) -> list[Row]:
@@ -316,7 +292,11 @@ class Store:
         >>> store.times()[0].seconds
         """
         rows = self._query("SELECT kind, spec, provenance, seconds, finished FROM trials")
-        return [_time_of(self._file, values) for values in rows]
+        with undamaged(self._file, "a trial"):
+            return [
+                Time(kind, json.loads(spec), json.loads(made_by)["device"], float(seconds), when)
+                for kind, spec, made_by, seconds, when in rows
+            ]
 
     def claim(self, keys: Iterable[str]) -> set[str]:
         """Return the trials that this store shall compute: those nobody has stored or claimed.
@@ -357,8 +337,7 @@ class Store:
         for values in rows:
             _row_of(other._file, values)  # which refuses what is damaged, before anything is added
         with self._transaction() as db:
-            insert = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-            db.executemany(insert, rows)
+            db.executemany(_INSERT, rows)
         for run in reversed(other.runs()):
             self.note_run(run)
         return self.count() - before
@@ -370,13 +349,19 @@ class Store:
             " SET command = excluded.command, started = excluded.started"
             " WHERE excluded.started >= started"
         )
+        request = json.dumps([run.study, run.scale, run.trials, run.changes], sort_keys=True)
         with self._transaction() as db:
-            db.execute(upsert, _run_values(run))
+            db.execute(upsert, (request, run.command, run.started))
 
     def runs(self) -> list[Run]:
         """Return what was asked for, newest first."""
         rows = self._query("SELECT request, command, started FROM runs ORDER BY 3 DESC, rowid DESC")
-        return [_run_of(self._file, values) for values in rows]
+        runs = []
+        with undamaged(self._file, "the list of runs"):
+            for request, command, started in rows:
+                study, scale, trials, changes = json.loads(request)
+                runs.append(Run(study, scale, trials, changes, command, started))
+        return runs
 
     def count(self) -> int:
         """Count the finished trials."""
