@@ -6,6 +6,7 @@ registers.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, ParamSpec, TypeVar
@@ -56,6 +57,7 @@ def _instructions(function: Callable[..., Any]) -> Any:
         return returned(*kinds), emit
 
     typed.__name__ = function.__name__
+    typed.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return intrinsic(typed)
 
 
