@@ -6,8 +6,6 @@ import os
 
 import torch
 
-__all__ = ["cores", "keep_to"]
-
 _most: int | None = None
 
 

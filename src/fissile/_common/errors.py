@@ -8,8 +8,6 @@ from typing import SupportsIndex
 
 import torch
 
-__all__ = ["FileError", "FissileError", "check_device", "needs", "whole"]
-
 
 class FissileError(ValueError):
     """An argument cannot be right; the message says what is wrong and what to do.

@@ -12,8 +12,6 @@ from typing import IO, Any, Literal
 
 from fissile._common.errors import FileError
 
-__all__ = ["atomic_write", "move_finished"]
-
 
 @contextmanager
 def atomic_write(

@@ -13,8 +13,6 @@ from llvmlite import ir
 from numba import njit
 from numba.core import cgutils
 
-__all__ = ["BIT", "BYTE", "CACHE_LINE", "FLOAT", "WHOLE", "WORD", "Vectors", "compiled"]
-
 BIT, BYTE, WORD, WHOLE = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 FLOAT = ir.FloatType()
 #: Bytes that a processor reads from memory at once.

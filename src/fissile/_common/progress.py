@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
-__all__ = ["ProgressBar", "aligned", "duration"]
-
 
 def duration(seconds: float) -> str:
     """Return a duration as text.

@@ -14,22 +14,6 @@ from torch import Tensor
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
 
-__all__ = [
-    "ROUNDS",
-    "Draw",
-    "choose",
-    "drawer",
-    "hash32",
-    "noise",
-    "order",
-    "order_keys",
-    "order_shape",
-    "ranks",
-    "seeded",
-    "stacked",
-]
-
-
 Draw = Callable[..., Tensor]
 
 

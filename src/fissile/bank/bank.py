@@ -30,8 +30,6 @@ from fissile.bank.stack import (
 from fissile.layers import PartitionedLinear, SparseLinear, weight_of
 from fissile.layers.mlp import MLP
 
-__all__ = ["Bank", "Group", "Member", "Progress", "Quiet"]
-
 _log = logging.getLogger("fissile")
 
 

@@ -32,8 +32,6 @@ from fissile.expansion.rewire import Rewire
 from fissile.layers import SparseLinear, all_weights
 from fissile.layers.mlp import first_hidden
 
-__all__ = ["OnEpochs", "Record", "deferred_sigint", "run", "run_torch"]
-
 _log = logging.getLogger("fissile")
 
 #: Numbers held at once when a test set is evaluated, and positions when an order is drawn.

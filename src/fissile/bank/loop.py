@@ -19,8 +19,6 @@ from fissile.bank.step import guess
 from fissile.layers import all_weights
 from fissile.layers.mlp import first_hidden
 
-__all__ = ["Recipe", "accuracy", "batches", "fit", "penalty", "task_loss"]
-
 
 @dataclass(frozen=True)
 class Recipe:

@@ -14,8 +14,6 @@ from fissile._common.errors import FissileError, whole
 from fissile.bank.loop import Recipe
 from fissile.expansion.split import Random, Split
 
-__all__ = ["Arm", "Data", "Dense", "DropConnect", "Dynamic", "Expand", "Spec"]
-
 Array = Tensor | NDArray[np.floating]
 #: Activations that are more than a function of one number.
 _OWN = ("prelu", "rrelu")

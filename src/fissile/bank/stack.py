@@ -22,12 +22,6 @@ from fissile.expansion.optimizer import Moments
 from fissile.layers import DropConnectLinear, PartitionedLinear, SparseLinear, gathered, spread
 from fissile.layers.mlp import MLP, first_hidden
 
-__all__ = [
-    "HYPER", "Stack", "Stage", "WideLayer", "concatenated", "first_index", "joined_data",
-    "linear_layers",
-    "module_at", "read", "stacked_modules", "stages", "write",
-]  # fmt: skip
-
 #: What a recipe has for every network.
 HYPER = ("lr", "l1", "l2", "orthogonal")
 

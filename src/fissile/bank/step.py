@@ -21,12 +21,6 @@ from torch.nn import functional
 
 from fissile._common.shapes import Bool, Float, Int
 
-__all__ = [
-    "BETA1", "BETA2", "EPS", "LOG_BETA1", "LOG_BETA2", "AdamMoments", "Rates", "Replay",
-    "bias_corrections", "captured", "foreach_adam", "guess", "logit_gradient", "masked_adam",
-    "network_losses", "per_network",
-]  # fmt: skip
-
 #: Adam's constants, those of PyTorch and of the paper.
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 #: The logarithms of 0.9 and 0.999; that of the float 0.999 would be off in the last digits.

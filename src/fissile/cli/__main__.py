@@ -6,8 +6,6 @@ import sys
 
 from fissile._common.errors import FissileError, needs
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line; an error of ours is one line and exit code 1, Ctrl-C is 130."""

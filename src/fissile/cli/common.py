@@ -22,25 +22,6 @@ from fissile.lab.studies import SEVERAL, STUDIES
 from fissile.lab.study import SCALES
 from fissile.lab.trial import Work
 
-__all__ = [
-    "NAMES",
-    "OUT",
-    "Ids",
-    "Jobs",
-    "Out",
-    "Scale",
-    "cells",
-    "complete",
-    "here",
-    "interruptible",
-    "parsed",
-    "print_status",
-    "print_verdicts",
-    "show",
-    "store_in",
-    "table_of",
-]
-
 
 def complete(incomplete: str) -> list[str]:
     """Return the names that a word may become."""

@@ -28,8 +28,6 @@ from fissile.data.check import check as check_set
 from fissile.data.download import download
 from fissile.data.entries import ENTRIES, Entry, Remote
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Data sets: what there is, where it is, how to get it.",
     epilog="Examples: fissile data · fissile data show cifar100 · fissile data get fashionmnist",

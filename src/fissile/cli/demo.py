@@ -27,8 +27,6 @@ from fissile.lab.studies import STUDIES
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["main", "trained", "verdict"]
-
 _STUDY = STUDIES["codes"]
 _COLUMNS = {
     "accuracy": ("accuracy %", 1),

@@ -17,8 +17,6 @@ from fissile.data.catalogue import places
 from fissile.data.embed.encoders import EXAMPLES
 from fissile.data.embed.run import DTYPES, stem
 
-__all__ = ["EPILOG", "HELP", "embed"]
-
 HELP = (
     "Encode images or texts into a features file; after Ctrl-C, run it again to go on.\n\n"
     "The file is named after the set and the encoder, and lies where studies look for it, unless "

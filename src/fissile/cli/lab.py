@@ -39,8 +39,6 @@ from fissile.lab.store import Store
 from fissile.lab.studies import STUDIES, find
 from fissile.lab.study import SCALES, Study
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="The lab of fissile: every figure and table of the paper from one command.",
     epilog="Begin with: fissile run all --scale quick && fissile report",

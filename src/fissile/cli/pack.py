@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     # A layer's name, what to time, its shape in words, its inputs and its dtype.
     _Contest = tuple[str, Mapping[str, Rival], str, int, torch.dtype]
 
-__all__ = ["BENCH", "PACK", "UNPACK", "bench", "pack", "unpack"]
-
 PACK = (
     "Examples: fissile pack wide.safetensors -o packed.safetensors --dtype float16 · "
     "fissile pack wide.safetensors -o packed.safetensors --layout plane"

@@ -47,8 +47,6 @@ from fissile.lab.studies import SEVERAL, STUDIES, find
 from fissile.lab.study import Study
 from fissile.lab.trial import Work
 
-__all__ = ["PLAN", "RUN", "plan", "run"]
-
 RUN = (
     "Examples: fissile run superposition --scale quick · "
     "fissile run all --scale paper --device cuda · fissile run capacity --set train=5000 · "

@@ -18,8 +18,6 @@ from fissile.data.entries import Entry
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
 
-__all__ = ["Report", "check"]
-
 
 @dataclass(frozen=True)
 class Report:

@@ -24,8 +24,6 @@ from fissile.data.disk import PACKED, reading
 from fissile.data.sets import Labelled
 from fissile.data.tables import rows, total
 
-__all__ = ["COARSE", "SUPERCLASSES", "coarsened", "read_cifar"]
-
 #: The names of the 20 superclasses, by coarse label.
 SUPERCLASSES = (
     "aquatic_mammals", "fish", "flowers", "food_containers", "fruit_and_vegetables",

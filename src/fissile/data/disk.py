@@ -11,8 +11,6 @@ from pathlib import Path
 
 from fissile._common.errors import FileError, FissileError
 
-__all__ = ["IN_MEMORY", "PACKED", "locked", "reading", "replacing_folder"]
-
 IN_MEMORY = 2**34  # bytes of one array that may be read into memory; larger ones must be mapped
 PACKED = 1032  # no deflated byte stands for more than this many, so a larger claim is a lie
 _SHOWN = 300  # characters of a message

@@ -13,8 +13,6 @@ from torch import Tensor
 from fissile._common.errors import FissileError, whole
 from fissile._common.shapes import Bool, Float, Int
 
-__all__ = ["Formula", "Negatives", "Others", "Samples", "dnf", "dnf_task"]
-
 Negatives = Literal["literal", "clause", "flip"]
 Others = Literal["matched", "arbitrary"]
 _False = tuple[Negatives, Others]  # how the two kinds of false rows are made

@@ -22,8 +22,6 @@ from urllib.parse import urlsplit
 from fissile._common.errors import FileError, FissileError
 from fissile.data.disk import locked
 
-__all__ = ["checksum", "download"]
-
 _PIECE = 2**18
 _PATIENCE = 30  # seconds without a byte
 _MOST = 2**36  # bytes; nothing in the catalogue is near

@@ -19,8 +19,6 @@ from fissile.data.idx import FILES, read_idx_folder
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts, read_banking, read_clinc
 
-__all__ = ["ENTRIES", "Entry", "Layout", "Remote"]
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -25,8 +25,6 @@ from fissile.data.disk import IN_MEMORY, PACKED, reading, replacing_folder
 from fissile.data.sets import Labelled, chunks
 from fissile.data.tables import read_tables
 
-__all__ = ["read_features", "write_features"]
-
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _FILES = frozenset({f"{key}.npy" for key in _KEYS} | {"about.json"})
 _FORMATS = ".npz, .safetensors, .parquet, or a folder of .npy or .parquet files"

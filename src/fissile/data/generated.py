@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from fissile.data.sets import Labelled
 
-__all__ = ["features", "images"]
-
 _APART = 0.4  # spread of the class means, in units of the noise: neither easy nor hopeless
 
 

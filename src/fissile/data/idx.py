@@ -20,8 +20,6 @@ from fissile._common.errors import FileError
 from fissile.data.disk import PACKED, reading
 from fissile.data.sets import Labelled
 
-__all__ = ["FILES", "read_idx", "read_idx_folder"]
-
 FILES = (
     "train-images-idx3-ubyte", "train-labels-idx1-ubyte",
     "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte",

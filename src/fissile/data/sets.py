@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from fissile._common.errors import FissileError, whole
 
-__all__ = ["Labelled", "Scaling", "chunks", "mean_length"]
-
 #: How features may be scaled; see :meth:`Labelled.scaled`.
 Scaling = Literal["raw", "unit", "length-10", "standard"]
 

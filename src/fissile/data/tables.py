@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from fissile._common.errors import FileError
 from fissile.data.disk import IN_MEMORY
 
-__all__ = ["read_tables", "rows", "total"]
-
 _ROWS = 4096  # read in one go, or fewer:
 _BATCH = 2**24  # bytes of them
 _WIDEST = 2**16

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from fissile._common.errors import FileError, FissileError
 from fissile.data.disk import reading
 
-__all__ = ["Texts", "read_banking", "read_clinc"]
-
 _MOST = 2**28  # bytes of a file; the real ones have a few million
 
 

@@ -15,10 +15,6 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-__all__ = [
-    "Halves", "Role", "Stream", "gate_trouble", "halves_of", "merged", "name_of", "role_of",
-]  # fmt: skip
-
 #: What a call does: it bends every number alone, lets it through, casts it, cuts in two, multiplies
 #: or divides, or acts on every channel alone.
 Role = Literal["bend", "pass", "cast", "cut", "glu", "times", "ratio", "channels"]

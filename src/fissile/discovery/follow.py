@@ -18,8 +18,6 @@ from fissile.discovery.flow import (
 )
 from fissile.discovery.module_checks import Candidate, Kind, has_hooks, is_layer, passage, sizes_of
 
-__all__ = ["FROZEN", "TRY", "Scope", "follow"]
-
 _HARMLESS = ("dtype", "device", "ndim", "dim", "is_cuda", "requires_grad", "layout")
 #: What decides where the code alone does not.
 TRY = "pass example_inputs to have it tried out"

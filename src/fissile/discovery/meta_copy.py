@@ -20,10 +20,6 @@ from torch.nn.parameter import is_lazy
 
 from fissile.discovery.module_checks import widens
 
-__all__ = [
-    "as_it_is", "copied_with", "in_double", "meta_copy", "random_numbers_apart", "reseed",
-]  # fmt: skip
-
 _WIDTHS = (
     "in_features", "out_features", "in_channels", "out_channels", "nx", "nf",
     "num_features", "num_channels",

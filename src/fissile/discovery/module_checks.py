@@ -16,14 +16,6 @@ from fissile._common.errors import FissileError
 from fissile.layers import SparseLayer, is_transposed, width_of
 from fissile.layers.mlp import is_elementwise
 
-__all__ = [
-    "Candidate", "Kind",
-    "contents", "forward_of", "has_hooks", "is_known_code", "is_layer", "is_torch_s",
-    "is_transformer_layer", "kind_of", "marks_of",
-    "passage", "refuse_packed", "shape_of", "sizes_of", "tied",
-    "trouble_of", "widens", "wrapped_in",
-]  # fmt: skip
-
 _WRAPPERS = {
     "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule",
     "OptimizedModule",

@@ -37,8 +37,6 @@ from fissile.discovery.trace import Survey, survey
 from fissile.discovery.tryout import try_out
 from fissile.layers.mlp import MLP, PLAIN_PARTS, Link, chain
 
-__all__ = ["Discovery", "Place", "Refusal", "discover"]
-
 _DIFFERENT = "it is wired differently in training and in evaluation"
 _UNSEEN = "nothing that could be traced calls it"
 _MODULE = set(vars(nn.Module()))

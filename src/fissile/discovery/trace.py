@@ -31,8 +31,6 @@ from fissile.discovery.module_checks import (
     is_transformer_layer,
 )
 
-__all__ = ["Survey", "survey"]
-
 
 def survey(model: nn.Module, hollow: nn.Module, trouble: dict[str, str]) -> Survey:
     """Trace a copy of a model as far as its code allows.

@@ -18,8 +18,6 @@ from fissile.discovery.meta_copy import as_it_is, copied_with, in_double, reseed
 from fissile.discovery.module_checks import Candidate
 from fissile.layers import children_of, copied, is_transposed, widened
 
-__all__ = ["try_out"]
-
 _MAKES, _READS = ("out_features", "out_channels", "nf"), ("in_features", "in_channels", "nx")
 #: The largest model that is copied in 64 bits, a gigabyte.
 _LARGEST = 2**27

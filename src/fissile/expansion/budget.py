@@ -18,28 +18,6 @@ from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
 from fissile.layers import SparseLayer
 
-__all__ = [
-    "Allocation",
-    "Budget",
-    "Candidates",
-    "Count",
-    "ErdosRenyi",
-    "Layer",
-    "Magnitude",
-    "Masks",
-    "NonZeros",
-    "Saliency",
-    "Squares",
-    "check_budget",
-    "keep_largest",
-    "keep_together",
-    "nonzeros",
-    "prune_back",
-    "register_allocation",
-    "resolve_allocation",
-]
-
-
 #: What is counted: the weights, as the paper does, or everything that learns.
 Budget = Literal["weights", "all"]
 

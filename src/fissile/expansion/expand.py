@@ -50,8 +50,6 @@ from fissile.layers import (
     widened,
 )
 
-__all__ = ["Where", "choose", "dropconnect", "expand", "to_dense", "to_masked"]
-
 #: A name, a glob such as ``"encoder.*.mlp"``, several of those, or a function of the place.
 Where = str | Sequence[str] | Callable[[Place], bool]
 

@@ -11,8 +11,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fissile._common.errors import FissileError
 
-__all__ = ["Moments", "Move", "carried", "check_optimizer"]
-
 _KNOWN = (SGD, Adam, AdamW)
 
 

@@ -22,8 +22,6 @@ from fissile.expansion.budget import Allocation, Candidates, Magnitude, Masks, S
 from fissile.expansion.split import Split, redraw
 from fissile.layers import REMOVED, children_of, owner_mask
 
-__all__ = ["Form", "Pattern", "check_alpha", "split_pair"]
-
 
 @dataclass(frozen=True)
 class Form:

@@ -35,20 +35,6 @@ from fissile.layers import (
     is_transposed,
 )
 
-__all__ = [
-    "Replacement",
-    "assemble",
-    "dress",
-    "dropconnect_first",
-    "is_turned",
-    "masked_like",
-    "matrix_of",
-    "partitioned_like",
-    "sparse_first",
-    "sparse_second",
-    "without_fast_path",
-]
-
 
 def matrix_of(
     layer: nn.Module, tensor: Tensor | None = None

@@ -23,8 +23,6 @@ from fissile.expansion.budget import keep_largest
 from fissile.expansion.optimizer import Moments, check_optimizer
 from fissile.layers import DropConnectLinear, Masked, Partitioned
 
-__all__ = ["Rewire", "rewired"]
-
 
 def rewired(
     weight: Float[Tensor, "*batch outputs inputs"],

@@ -20,23 +20,6 @@ from fissile._common.errors import FissileError, whole
 from fissile._common.random import Draw, choose, ranks
 from fissile._common.shapes import Bool, Float, Int
 
-__all__ = [
-    "Blocks",
-    "Gram",
-    "Groups",
-    "Overlapping",
-    "Random",
-    "Split",
-    "Structured",
-    "gram_points",
-    "kmeans",
-    "redraw",
-    "register_split",
-    "resolve_split",
-    "split_names",
-]
-
-
 _ELEMENTS = 1 << 22  # numbers in one intermediate; more than this goes in pieces
 
 

@@ -42,10 +42,6 @@ from fissile.layers import (
     width_of,
 )
 
-__all__ = [
-    "METHOD", "note", "pairs_in", "read_pairs", "rebuild", "recipe_of", "renamed", "widen_config",
-]  # fmt: skip
-
 #: The name under which the configs of transformers models hold a recipe.
 METHOD = "fissile"
 

@@ -14,8 +14,6 @@ from fissile._common.progress import aligned
 from fissile.expansion.budget import NonZeros, nonzeros
 from fissile.layers import DropConnectLinear, SparseConv2d, SparseLayer, is_transposed
 
-__all__ = ["summary"]
-
 _HEADER = ("layer", "kind", "inputs → neurons", "weights", "density", "other")
 _BESIDE = ("layer", "before", "after", "weights", "other")
 #: The longest table of two models that is shown whole.

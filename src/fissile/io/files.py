@@ -33,8 +33,6 @@ from fissile.packed import files as packs
 from fissile.packed.convert import for_inference
 from fissile.packed.layers import Packed
 
-__all__ = ["described", "load", "save"]
-
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a model to a safetensors file; a file already there is replaced whole or not at all.

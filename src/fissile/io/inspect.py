@@ -19,8 +19,6 @@ from fissile.io import safetensors
 from fissile.layers import MaskedConv2d, MaskedLinear, SparseLayer
 from fissile.packed.files import from_file, is_packed, kernel_in, verify
 
-__all__ = ["Content", "read", "tree_of"]
-
 
 class Content(NamedTuple):
     """What a file holds: its expanded or packed layers, its other tensors, and its recipe."""

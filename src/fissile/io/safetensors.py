@@ -18,17 +18,6 @@ from fissile.packed import files as packs
 from fissile.packed.files import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
 
-__all__ = [
-    "VERSION",
-    "check_patterns",
-    "check_sizes",
-    "check_tensors",
-    "names_in",
-    "naming",
-    "read",
-    "write",
-]
-
 VERSION = 1
 #: Whatever a recipe that fits no model runs into, it becomes one clear error.
 _MISFITS = (

@@ -22,22 +22,6 @@ from fissile.lab.compute import OnSteps, TrialResult, compute
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Contender, Images, Trial, Work
 
-__all__ = [
-    "BATCH",
-    "Backend",
-    "Batch",
-    "Halt",
-    "Local",
-    "Lost",
-    "Pending",
-    "Report",
-    "Unit",
-    "batches",
-    "default_jobs",
-    "least_networks",
-    "pool",
-]
-
 #: How much work goes into a batch, in estimated seconds on two cores: what ``kill -9`` may cost.
 #: A GPU wants more networks side by side, and is done with them as soon.
 BATCH = {"cpu": 6.0, "cuda": 7.0}

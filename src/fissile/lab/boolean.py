@@ -15,8 +15,6 @@ from fissile.lab.trial import Trial
 from fissile.layers import SparseLinear, weight_of
 from fissile.layers.mlp import first_hidden
 
-__all__ = ["Clauses", "Formulas"]
-
 
 class Clauses(Blocks):
     """The clause-aware split; where clauses are fewer than children, some get no input."""

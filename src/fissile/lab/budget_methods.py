@@ -15,8 +15,6 @@ from fissile.bank.sparse import Plan, Prune, Rewire, SplitAt
 from fissile.bank.sparse.plan import is_large, within_budget
 from fissile.bank.sparse.plan import recommended_plans as recommended
 
-__all__ = ["ABLATED", "CONTENDERS", "METHODS", "OURS", "SETTINGS"]
-
 Method = Callable[[int, int, int], list[Plan]]
 #: How many settings every method may try.
 SETTINGS = 6

@@ -21,27 +21,6 @@ from fissile.lab.stats import LEVEL, Array, Line, interval, line, ratios
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = [
-    "Alike",
-    "Beats",
-    "Best",
-    "Check",
-    "Claim",
-    "Equivalent",
-    "Explains",
-    "Flatter",
-    "Leads",
-    "Levels",
-    "Near",
-    "Often",
-    "Reaches",
-    "Status",
-    "Together",
-    "Trend",
-    "Verdict",
-    "WarmedUp",
-]
-
 Status = Literal["holds", "not significant", "fails", "no data"]
 
 

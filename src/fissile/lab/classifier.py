@@ -20,17 +20,6 @@ from fissile.data.sets import Labelled
 from fissile.lab.task import HELD_OUT, Features, Images
 from fissile.lab.trial import SEARCHED, Contender, Trial, Work, changed
 
-__all__ = [
-    "STREAMED",
-    "Arrays",
-    "Classifiers",
-    "arrays_on",
-    "bound",
-    "contest",
-    "load",
-    "meant",
-]
-
 #: Raw features beyond so many bytes are read from their file as they are needed; scaled ones are
 #: held in memory.
 STREAMED = 1 << 30

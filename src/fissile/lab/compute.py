@@ -26,9 +26,6 @@ from fissile.measure.theory import required_width
 if TYPE_CHECKING:
     from fissile.bank.vision import Trained
 
-__all__ = ["TrialResult", "bank_arm", "compute", "sampled"]
-
-
 OnSteps = Callable[[float], None]
 OnOutcomes = Callable[[list["TrialResult"]], None]
 

@@ -23,17 +23,6 @@ from fissile.lab.studies import STUDIES
 from fissile.lab.study import Published
 from fissile.lab.trial import Boolean, Trial, changed
 
-__all__ = [
-    "TARGETS",
-    "Fit",
-    "best",
-    "common",
-    "compared",
-    "markdown",
-    "under",
-    "works",
-]
-
 Reading = Mapping[str, Any]  # the value of each open setting
 Axes = Mapping[str, tuple[object, ...]]
 

@@ -13,8 +13,6 @@ from fissile.lab.trial import Work
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["after", "cells", "labelled", "paired", "pick", "table", "tidy"]
-
 #: What tells arms of one trial apart; all other columns describe the trial itself.
 ARM = ("arm", "split", "alpha", "clusters", "moments", "every", "fraction", "grow")
 #: Measures that figures show as a multiple of the dense network's.

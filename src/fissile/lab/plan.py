@@ -23,8 +23,6 @@ from fissile.lab.compute import compute
 from fissile.lab.store import Provenance, Time
 from fissile.lab.trial import Boolean, Contender, Features, Images, Sampling, Trial, Work, from_spec
 
-__all__ = ["Estimate", "Rate", "calibrated", "estimate", "kind_of", "rates"]
-
 _BESIDE = 8  # networks that a calibration run trains side by side
 _ENOUGH = 0.5  # seconds of a calibration run that are worth counting
 

@@ -34,8 +34,6 @@ from fissile.lab.study import Published
 from fissile.lab.task import WITHIN
 from fissile.lab.trial import Contender, Sampling, Trial, Work
 
-__all__ = ["write"]
-
 MISSING = "–"
 #: Combined spreads between our mean and the paper's before it is pointed out.
 FAR = 2.0

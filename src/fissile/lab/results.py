@@ -22,8 +22,6 @@ from fissile.lab.trial import Contender, Trial, Work
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Results", "judged", "latest", "load", "readable"]
-
 
 @dataclass(frozen=True)
 class Results:

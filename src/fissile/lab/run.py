@@ -22,8 +22,6 @@ from fissile.lab.batching import Backend, Batch, Halt, Local, Lost, Pending, Rep
 from fissile.lab.store import Store
 from fissile.lab.trial import Features, Images, Work
 
-__all__ = ["Bar", "RunFailed", "Tally", "Watcher", "run"]
-
 _log = logging.getLogger("fissile")
 
 _POLL = 0.5  # seconds between looks at what other processes and workers are doing

@@ -22,19 +22,6 @@ from fissile._common.errors import FissileError, needs
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = [
-    "LEVEL",
-    "Comparison",
-    "Line",
-    "Summary",
-    "compare",
-    "fold_change",
-    "interval",
-    "line",
-    "ratios",
-    "summary",
-]
-
 #: Below this a difference is called significant, as in the paper.
 LEVEL = 0.05
 _DRAWS = 2000

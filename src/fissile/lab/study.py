@@ -14,21 +14,6 @@ from fissile._common.errors import FissileError, whole
 from fissile.lab.claims import Claim
 from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work, changed, settings
 
-__all__ = [
-    "SCALES",
-    "Curves",
-    "Equivalence",
-    "Heat",
-    "Lines",
-    "Matrices",
-    "Panel",
-    "Published",
-    "Regression",
-    "Scale",
-    "Series",
-    "Study",
-]
-
 #: From seconds, through a minute or two, to the paper's own grid, epochs and trials.
 SCALES = ("smoke", "quick", "paper")
 

@@ -21,26 +21,6 @@ from fissile.data import Formula, Negatives, Others
 from fissile.data.entries import ENTRIES, Entry
 from fissile.data.sets import Scaling
 
-__all__ = [
-    "EPOCHS",
-    "HELD_OUT",
-    "LATER",
-    "PAPERS_ENCODER",
-    "WITHIN",
-    "Boolean",
-    "Features",
-    "Images",
-    "Plateau",
-    "Task",
-    "length",
-    "limit",
-    "one_of",
-    "plateau",
-    "source",
-    "stopped",
-    "task_from",
-]
-
 #: Marks a field that trials did not always have: at its default, the key is what it was before.
 LATER = {"later": True}
 #: What made the features of the paper's CIFAR-100 and ImageNet.

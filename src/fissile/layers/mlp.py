@@ -16,9 +16,6 @@ from fissile._common.errors import FissileError, whole
 from fissile._common.shapes import Float
 from fissile.layers import SparseLinear
 
-__all__ = ["MLP", "PLAIN_PARTS", "Link", "chain", "first_hidden", "is_elementwise"]
-
-
 # Activations of torch.nn that act on each number alone, by the name a user would write.
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     kind.__name__.lower(): kind

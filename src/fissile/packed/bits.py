@@ -18,26 +18,6 @@ from torch import Tensor
 from fissile._common.errors import FileError, FissileError
 from fissile._common.shapes import Bool, Float, Int
 
-__all__ = [
-    "MANTISSA",
-    "MOST",
-    "Carrier",
-    "Reader",
-    "embedded",
-    "ending_in",
-    "exists",
-    "from_bytes",
-    "low_bits",
-    "owner_bits",
-    "pattern_of",
-    "read_groups",
-    "read_mask",
-    "to_bytes",
-    "write_groups",
-    "write_mask",
-]
-
-
 #: The dtypes a weight may be packed in, and the bits of their mantissas.
 MANTISSA = {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
 

@@ -50,22 +50,6 @@ from fissile.packed.layers import (
 )
 from fissile.packed.sequence import PackedSequential
 
-__all__ = [
-    "for_inference",
-    "inline_layers",
-    "living",
-    "masked_like",
-    "pack",
-    "packed_layer",
-    "partitioned_like",
-    "semi_structured",
-    "settle",
-    "settled",
-    "stream_of",
-    "unpack",
-    "unpacked_layer",
-]
-
 
 def packed_layer(layer: SparseLayer, dtype: torch.dtype | None, layout: Layout) -> Packed:
     """Pack one expanded layer by itself."""

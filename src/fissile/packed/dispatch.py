@@ -18,21 +18,6 @@ from fissile._common.shapes import Float, Int
 from fissile.packed.bits import MANTISSA, owner_bits
 from fissile.packed.format import masked_dense, partitioned_dense
 
-__all__ = [
-    "MOST_BITS",
-    "Activation",
-    "activated",
-    "block",
-    "few_children",
-    "is_odd",
-    "is_traced",
-    "kernels_for",
-    "masked_linear",
-    "partitioned_linear",
-    "ready",
-    "refuse_gradients",
-]
-
 #: What may follow a packed layer in the same kernel.
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 #: The kernels tell up to 2**3 children apart; more go through plain PyTorch.

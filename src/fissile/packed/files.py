@@ -41,29 +41,6 @@ from fissile.packed.convert import (
 from fissile.packed.format import Layout, check_layout
 from fissile.packed.layers import Packed, PackedMasked, PackedPartitioned
 
-__all__ = [
-    "NEWER",
-    "PATTERN",
-    "checksum",
-    "dense_bytes",
-    "dense_sizes",
-    "entries_of",
-    "expanded_entry",
-    "for_file",
-    "from_file",
-    "frozen_in",
-    "is_packed",
-    "kernel_in",
-    "lengthened",
-    "opened",
-    "sealed",
-    "shortened",
-    "tie",
-    "ties_in",
-    "verify",
-]
-
-
 # --- the recipe in few bytes
 
 #: What to say of a file that this version knows nothing about.

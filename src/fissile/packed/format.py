@@ -21,23 +21,6 @@ from fissile.packed.bits import (
     to_bytes,
 )
 
-__all__ = [
-    "Layout",
-    "cast",
-    "check_dtype",
-    "check_layout",
-    "group_starts",
-    "masked_dense",
-    "masked_misfit",
-    "owners",
-    "pack_masked",
-    "pack_partitioned",
-    "partitioned_dense",
-    "partitioned_misfit",
-    "recast",
-    "refuse_overflow",
-]
-
 #: Where the owners are: in the weights' lowest bits, or in bit-planes of their own.
 Layout = Literal["inline", "plane"]
 

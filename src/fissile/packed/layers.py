@@ -33,18 +33,6 @@ from fissile.packed.format import (
     recast,
 )
 
-__all__ = [
-    "InferenceOnly",
-    "Packed",
-    "PackedLinear",
-    "PackedMasked",
-    "PackedMaskedConv2d",
-    "PackedMaskedLinear",
-    "PackedPartitioned",
-    "PackedPartitionedConv2d",
-    "PackedPartitionedLinear",
-]
-
 
 class InferenceOnly(nn.Module):
     """A module that refuses to train, before any part of it has changed its mode."""

@@ -21,11 +21,6 @@ from fissile.packed.layers import (
     PackedPartitionedLinear,
 )
 
-__all__ = [
-    "Block",
-    "PackedSequential",
-]
-
 
 class _Ready(NamedTuple):
     """Tensors, their addresses and sizes when last looked at, and the call prepared for them."""

@@ -23,18 +23,6 @@ from fissile.layers import SparseLinear
 from fissile.packed.convert import packed_layer
 from fissile.packed.format import Layout
 
-__all__ = [
-    "DENSE",
-    "EXPANDED",
-    "Rival",
-    "Timing",
-    "attempt",
-    "dense",
-    "layer_rivals",
-    "module",
-    "race",
-]
-
 #: What the others are compared with: the layer before the split, and after it, written out.
 DENSE, EXPANDED = "dense", "expanded"
 

@@ -30,8 +30,6 @@ from fissile.expansion.split import Split, resolve_split
 from fissile.layers import SparseLinear
 from fissile.sklearn import files, search, two_phase
 
-__all__ = ["FissileClassifier"]
-
 Array = NDArray[Any]
 
 

@@ -28,8 +28,6 @@ from fissile.sklearn.search import outputs_for
 if TYPE_CHECKING:
     from fissile.sklearn.classifier import FissileClassifier
 
-__all__ = ["read", "write"]
-
 _KEY, _VERSION = "fissile.sklearn", 1
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",

@@ -25,11 +25,6 @@ from fissile.bank.sparse.train import train
 from fissile.bank.step import guess, network_losses
 from fissile.data.sets import Labelled, chunks
 
-__all__ = [
-    "PlanSearch", "SearchResult", "Tried", "budget_for", "can_hold_out", "dense_size",
-    "held_out", "is_best", "logits", "losses", "outputs_for", "plans_for", "scale_of",
-]  # fmt: skip
-
 Array = NDArray[Any]
 #: Plans with their held-out accuracies.
 Tried = list[tuple[Plan, float]]

@@ -27,11 +27,6 @@ from fissile.expansion.expand import expand
 from fissile.expansion.split import Split
 from fissile.sklearn.search import dense_size, held_out, losses
 
-__all__ = [
-    "Epoch", "Network", "Task", "TrainedNetwork", "Trainer", "TwoPhase", "make",
-    "to_data", "width",
-]  # fmt: skip
-
 #: The hidden neurons where neither a width nor a budget is given, as in MLPClassifier.
 _DEFAULT = 100
 #: Held for what threads share: torch's global generator, which first weights are drawn from, and

@@ -4,19 +4,16 @@ from collections import deque
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
-from unittest import mock
 
 import pytest
 
 from fissile.lab import batching
 from fissile.lab import run as running
 from fissile.lab.batching import Batch, Halt, Local, Lost, Pending, Report, least_networks
-from fissile.lab.classifier import contest
-from fissile.lab.compute import TrialResult, compute
-from fissile.lab.memory import memory_of, network_bytes, process_bytes
+from fissile.lab.compute import TrialResult
 from fissile.lab.run import RunFailed, Tally, Watcher, run
 from fissile.lab.store import Provenance, Store
-from fissile.lab.trial import Arm, Boolean, Contender, Features, Images, Sampling, Trial
+from fissile.lab.trial import Arm, Boolean, Contender, Features, Trial
 
 CLIP = Features("imagenet1k-clip")
 WHO = Provenance("0", "", "0", "a worker", "3")
@@ -53,12 +50,6 @@ def test_a_batch_has_its_cost_and_its_networks():
     works = several(10)
     assert len(Pending(works).take(2.5 * works[0].cost)) == 3
     assert len(Pending(works).take(0.0, networks=lambda work: 4)) == 4
-
-
-def test_a_batch_needs_memory_for_its_data_too():
-    works = [Trial(Features("cifar100-clip"), neurons=4, number=number) for number in range(3)]
-    data = 4 * 60_000 * 512
-    assert memory_of(works) > sum(network_bytes(work) for work in works) + data
 
 
 def test_what_comes_first():
@@ -243,49 +234,3 @@ def test_contenders_of_a_data_set_are_one_graph_on_a_gpu():
     assert sorted(len(local.cut(mixed)[0]) for _ in range(4)) == [1, 1, 1, 2]
     assert not mixed
     assert local.cut(mixed) is None
-
-
-# --- memory
-
-
-def test_wider_networks_and_more_children_need_more_memory():
-    for task in (Boolean(8), CLIP, Images()):
-        wide = [network_bytes(Trial(task, neurons)) for neurons in (2, 8, 64, 512)]
-        assert wide == sorted(set(wide))
-        children = [network_bytes(Trial(task, 8, arm=Arm("random", alpha))) for alpha in (2, 4, 8)]
-        assert children == sorted(set(children))
-    depths = [network_bytes(Trial(CLIP, 8, depth=depth)) for depth in (2, 5, 9)]
-    assert depths == sorted(set(depths))
-    widths = [network_bytes(Contender(CLIP, neurons, "dense")) for neurons in (2, 8, 64, 512)]
-    assert widths == sorted(set(widths))
-    assert network_bytes(Sampling(networks=10)) < network_bytes(Sampling(networks=1_000))
-
-
-def test_memory_holds_at_least_weights_moments_and_gradients():
-    bank = 4 * 4 * 128 * (512 + 1_000)
-    assert bank < network_bytes(Trial(CLIP, 128)) < 10 * bank
-    assert network_bytes(Trial(Images("cifar100"))) > 16 * _parameters(Images("cifar100"))
-    assert process_bytes([]) < process_bytes([Trial()]) < process_bytes([Contender(CLIP)])
-
-
-def _parameters(task):
-    from fissile.bank.vision import ConvNet
-
-    return sum(p.numel() for p in ConvNet(task.projection, 8, task.outputs).parameters())
-
-
-def test_a_contender_is_given_what_its_stacks_hold():
-    works = [Contender(Features("generated"), 16, "dense", 1, number=n) for n in range(2)]
-    sizes, make = [], contest.__globals__["train"]
-
-    def train(*args, **kwargs):
-        found = make(*args, **kwargs)
-        tensors = [t for s, _ in found for t in (*s.weights.values(), *s.masks.values())]
-        moments = [t for s, _ in found for each in s.moments.values() for t in each]
-        sizes.append(sum(t.numel() * t.element_size() for t in (*tensors, *moments)))
-        return found
-
-    with mock.patch.dict(contest.__globals__, {"train": train}):
-        compute(works)
-    assert len(sizes) == 2  # the search, then the test
-    assert max(sizes) < sum(network_bytes(work) for work in works) < 20 * max(sizes)

@@ -19,8 +19,7 @@ from fissile.lab import ray as cluster
 from fissile.lab.batching import Batch, Halt, Lost, Pending
 from fissile.lab.classifier import Arrays, Classifiers, load
 from fissile.lab.compute import compute
-from fissile.lab.memory import PROCESS, memory_of, process_bytes
-from fissile.lab.ray import Node, RayBackend, answers, nodes_of, shares_of, workers
+from fissile.lab.ray import PROCESS, Node, RayBackend, answers, nodes_of, shares_of, workers
 from fissile.lab.run import Bar
 from fissile.lab.store import Provenance
 from fissile.lab.trial import Boolean, Features, Images, Sampling, Trial
@@ -179,7 +178,7 @@ def test_workers_with_a_gpu_have_batches_first(sent):
         backend.submit(batch)
     assert devices == 3 * ["cuda"] + 4 * ["cpu"]  # one more than there are workers
     assert [task.wanted["num_gpus"] for task in sent] == 3 * [0.5] + 4 * [0]
-    assert sent[-1].wanted["memory"] == process_bytes(several(1)) + memory_of(several(1))
+    assert sent[-1].wanted["memory"] == PROCESS
 
 
 def test_what_lies_with_workers_that_have_gone_is_called_back(monkeypatch, sent):

@@ -18,8 +18,6 @@ from numba.extending import intrinsic
 from fissile._common import llvm
 from fissile._common.llvm import BIT, BYTE, CACHE_LINE, WORD, Vectors
 
-__all__ = ["GROUP", "LANES", "add_dots", "compiled", "inner", "prefetch", "pull", "push", "turn"]
-
 #: Samples per tile: one neuron's activations then fill a few vector registers.
 LANES = 64
 #: Dots over the samples that are summed up together.

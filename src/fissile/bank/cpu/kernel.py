@@ -37,8 +37,6 @@ from fissile.bank.cpu.ops import (
     normalize,
 )
 
-__all__ = ["Hyper", "Trained", "train_networks"]
-
 
 class Hyper(NamedTuple):
     """The recipe's values in double precision: arrays for a stack, numbers for a network."""

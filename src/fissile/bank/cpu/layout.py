@@ -13,10 +13,6 @@ import numpy.typing as npt
 from fissile._common.llvm import CACHE_LINE
 from fissile.bank.cpu.instructions import GROUP, LANES, compiled
 
-__all__ = [
-    "BLOCK", "Architecture", "Array", "Samples", "Scratch", "Wiring", "blocks", "make_scratch",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 #: Inputs per block: a tile of them stays in the first-level cache while all neurons read it.
 BLOCK = 64

@@ -12,8 +12,6 @@ from fissile.bank.cpu.instructions import LANES, compiled, inner
 from fissile.bank.cpu.layout import Array
 from fissile.bank.step import BETA1, BETA2, EPS
 
-__all__ = ["adam", "add_normalized", "fill_order", "loss_and_gradient", "normalize"]
-
 _LOG2_E = 1 / math.log(2)
 _LN2 = math.log(2)
 #: The series of exp from its smallest term, exact to double precision within half of ln 2.

@@ -12,8 +12,6 @@ import triton.language as tl
 
 from fissile.bank.step import BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2
 
-__all__ = ["flat_adam_kernel", "logit_gradient_kernel", "masked_adam_kernel", "train_kernel"]
-
 # A kernel reads a global only if it is declared constant.
 _BETA1, _BETA2, _EPS = tl.constexpr(BETA1), tl.constexpr(BETA2), tl.constexpr(EPS)
 _LOG_BETA1, _LOG_BETA2 = tl.constexpr(LOG_BETA1), tl.constexpr(LOG_BETA2)

@@ -14,11 +14,6 @@ from typing import Any, Literal, get_args
 
 from fissile._common.errors import FissileError, whole
 
-__all__ = [
-    "LEAST_HIDDEN", "Plan", "Prune", "Rewire", "Schedule", "SplitAt", "hidden_for", "is_large",
-    "recommended_plans", "within_budget",
-]  # fmt: skip
-
 Start = Literal["dense", "uniform", "erdos-renyi"]
 Saliency = Literal["magnitude", "second-order"]
 Schedule = Literal["cosine", "constant", "again"]

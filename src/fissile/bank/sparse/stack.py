@@ -27,10 +27,6 @@ from fissile.bank.step import (
 from fissile.expansion.budget import keep_largest
 from fissile.layers import MaskedLinear
 
-__all__ = [
-    "SparseNet", "SparseStack", "alive", "effective", "module_of", "sown", "within",
-]  # fmt: skip
-
 #: Of absolute weights, until it has been steered.
 _FIRST_PENALTY = 1e-3
 Masks = dict[str, Bool[Tensor, "networks rows columns"]]

@@ -27,8 +27,6 @@ from fissile.expansion.rewire import rewired
 from fissile.expansion.split import resolve_split
 from fissile.layers import children_of
 
-__all__ = ["tick", "train"]
-
 #: How often masks are looked at in the course of a training.
 _TICKS = 100
 #: Products of a layer and a step from which on several threads are worth their trouble.

@@ -17,8 +17,6 @@ from fissile._common.random import noise, order
 from fissile._common.shapes import Float, Int
 from fissile.layers.mlp import MLP
 
-__all__ = ["SHRINKS", "ConvNet", "Images", "image_order", "scaled", "taken"]
-
 _WIDTHS = (3, 64, 128, 256)
 #: How many times smaller an image's side is after the blocks.
 SHRINKS = 2 ** (len(_WIDTHS) - 1)

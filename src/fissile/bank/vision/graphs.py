@@ -31,8 +31,6 @@ from fissile.bank.vision.norm import Norm, evaluated, normed
 from fissile.bank.vision.train import Job
 from fissile.layers.mlp import first_hidden
 
-__all__ = ["Flat", "Graphs", "Resident", "Step", "batch_sizes"]
-
 #: The 27 numbers of a first layer's kernel are padded to this many, which tensor cores need.
 PATCH = 32
 _ALIGN = 64

@@ -16,8 +16,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
-__all__ = ["Norm", "evaluated", "normed"]
-
 #: Channels and rows of one tile of a reduction, and how many programs deal the tiles among them:
 #: measured on an H200, where half as many are faster for the gradient without pooling.
 _CHANNELS, _ROWS, _PROGRAMS = 64, 64, 256

@@ -24,8 +24,6 @@ from fissile.bank.vision.convnet import SHRINKS, ConvNet, Images, image_order, s
 from fissile.expansion.budget import nonzeros
 from fissile.expansion.expand import expand
 
-__all__ = ["SIDE_BY_SIDE", "Job", "Loop", "Network", "Trained", "make_adam", "train"]
-
 Enough = Callable[[Sequence[float]], bool]
 Precision = Literal["auto", "float32", "bfloat16"]
 #: Networks at once on a GPU, which a batch of one does not fill: 3, 4 and 5 train 105,608, 112,634

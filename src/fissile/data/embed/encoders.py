@@ -22,8 +22,6 @@ from fissile.data.embed.frozen import Encoder, ImageEncoder, TextEncoder, foreig
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["EXAMPLES", "FAMILIES", "encoder", "square"]
-
 EXAMPLES = {
     "open_clip:ViT-B-16/openai": "images, CLIP; the paper's encoder",
     "open_clip:ViT-B-16-quickgelu/weights.safetensors": "the same from a file",

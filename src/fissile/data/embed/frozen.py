@@ -16,8 +16,6 @@ from fissile._common.errors import FissileError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Encoder", "ImageEncoder", "TextEncoder", "fingerprint", "foreign", "reason"]
-
 #: Longer than models read, so that it also tells how much of a text they do.
 _TEXT = "The Quick brown fox costs 12.50, doesn't it? " * 60
 

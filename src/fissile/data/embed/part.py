@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from fissile._common.errors import FileError
 from fissile._common.files import atomic_write
 
-__all__ = ["Part"]
-
 
 class Part:
     """A working folder: the rows of each split in a file, and a note of how many are finished.

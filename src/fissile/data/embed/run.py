@@ -26,8 +26,6 @@ from fissile.data.embed.sources import source as find_source
 from fissile.data.features import read_features, write_features
 from fissile.data.sets import Labelled, chunks, mean_length
 
-__all__ = ["DTYPES", "components", "embed", "stem"]
-
 DTYPES = ("float16", "float32")
 _FORMATS = (".npz", ".safetensors", "")
 _AHEAD = 3  # batches that are read and decoded while the encoder is busy

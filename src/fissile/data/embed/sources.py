@@ -26,8 +26,6 @@ from fissile.data.text import Texts
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Source", "Split", "decode", "of_folder", "of_images", "of_texts", "source"]
-
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 _PIXELS = 50_000_000  # of one image; a small file can claim many more

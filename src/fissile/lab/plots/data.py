@@ -26,8 +26,6 @@ from fissile.lab.study import (
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Pictures", "Spot", "fit", "in_words", "numbers", "points"]
-
 #: What figures show of single networks: first layers, or accuracies (trials, epochs).
 Pictures = Mapping[str, NDArray[Any]]
 _FIRST = ("panel", "title", "measure", "arm")

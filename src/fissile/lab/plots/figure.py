@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from pandas import DataFrame
 
-__all__ = ["draw", "save"]
-
 _DRAW: dict[type, Callable[[Spot], None]] = {
     Lines: panels.lines,
     Regression: panels.regression,

@@ -25,21 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.gridspec import SubplotSpec
     from pandas import DataFrame
 
-__all__ = [
-    "diverging",
-    "equivalence",
-    "grown",
-    "heats",
-    "limits",
-    "lines",
-    "matrices",
-    "pictured",
-    "regression",
-    "series",
-    "starred",
-    "ticks",
-]
-
 _BARS: dict[str, Any] = {"elinewidth": 0.7, "capsize": 1.6, "capthick": 0.7}
 _LABELS = 8  # more would crowd an axis
 _APART = 0.16  # inches from one label to the next, or they would touch

@@ -11,23 +11,6 @@ from typing import Any
 from fissile._common.errors import needs
 from fissile.lab.frame import labelled
 
-__all__ = [
-    "BASELINE",
-    "COLUMN",
-    "FULL",
-    "LETTERS",
-    "MANY",
-    "METHODS",
-    "STAR",
-    "Look",
-    "alpha_of",
-    "look",
-    "named",
-    "role",
-    "styled",
-    "wrapped",
-]
-
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and two greys.
 _BLUE, _SKY, _GREEN, _ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 _VERMILLION, _PURPLE, _GREY, _LIGHT = "#D55E00", "#CC79A7", "#555555", "#999999"

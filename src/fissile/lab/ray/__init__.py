@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, floor, inf
+from math import ceil, floor, inf, prod
 from textwrap import shorten
 from typing import Any, NamedTuple
 
@@ -36,10 +36,9 @@ from fissile.lab.batching import (
 )
 from fissile.lab.classifier import Arrays, load
 from fissile.lab.compute import compute
-from fissile.lab.memory import PROCESS, data_bytes, memory_of, process_bytes
 from fissile.lab.ray.connect import Home, answers, connected
 from fissile.lab.ray.workers import CORES, entry
-from fissile.lab.trial import Contender, Features, Images, Work
+from fissile.lab.trial import Boolean, Contender, Features, Images, Sampling, Work
 
 __all__ = [
     "PATIENCE",
@@ -56,6 +55,8 @@ __all__ = [
 
 _log = logging.getLogger("fissile")
 
+#: Bytes of a process that trains: Python, PyTorch, compiled kernels, a batch of networks.
+PROCESS = 1 << 30
 #: Seconds that a cluster may be without workers: a machine that is started on demand takes minutes.
 PATIENCE = 300.0
 _LOOK = 2.0  # seconds between looks at the cluster
@@ -114,6 +115,19 @@ def shares_of(nodes: Sequence[Node], works: Sequence[Work], device: str | None) 
         if device != "cuda":
             cpus += int(min(node.cpus - on_gpu, node.memory // PROCESS))
     return Shares(cpus, gpus, per_gpu)
+
+
+def memory_of(work: Work) -> int:
+    """Return the bytes that a worker asks for: a process that trains, and the trial's data set.
+
+    >>> memory_of(Trial(Features("imagenet1k-clip"))) // 2**20
+    3624
+    """
+    if isinstance(work, Sampling) or isinstance(work.task, Boolean):
+        return PROCESS
+    entry = work.task.entry
+    samples = (entry.train or 1_280 * entry.classes) + (entry.test or 0)
+    return PROCESS + samples * (4 * prod(entry.shape) + 8)
 
 
 @dataclass
@@ -192,8 +206,7 @@ class RayBackend:
 
         works, device = batch
         on_gpu = device.startswith("cuda")
-        held = data_bytes(works[0]) if on_gpu else memory_of(works)
-        memory = min(process_bytes(works) + held, self._largest)
+        memory = min(memory_of(works[0]), self._largest)
         task = self._remote.options(
             num_cpus=CORES,
             num_gpus=self._gpus if on_gpu else 0,

@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from fissile._common.errors import FissileError, needs
 
-__all__ = ["Home", "answers", "connected"]
-
 _ANSWER = 10.0  # seconds for a cluster to answer, or to end
 _CLIENT = "ray://"  # of an address that is reached from outside the cluster
 #: Ray sends no usage statistics, and leaves what a worker sees of its GPUs alone.

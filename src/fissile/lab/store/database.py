@@ -11,9 +11,6 @@ from pathlib import Path
 
 from fissile._common.errors import FileError
 
-__all__ = ["UNTOUCHED", "advised", "open_database", "undamaged"]
-
-
 _KEPT = "what was stored is kept: {}, then run again; finished trials are not repeated"
 UNTOUCHED = "it was left as it is: put a whole copy in its place, or give another folder"
 _RIGHTS = "see that you may write to the folder and its files, or give another folder"

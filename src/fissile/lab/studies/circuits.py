@@ -9,8 +9,6 @@ from fissile.lab.studies.common import TINY, boolean, both, cross, grid, names, 
 from fissile.lab.studies.superposition import WIDTHS
 from fissile.lab.study import Lines, Matrices, Study
 
-__all__ = ["CIRCUITS", "CLUSTERED", "CODES"]
-
 _TWO = both(2)
 
 

@@ -8,21 +8,6 @@ from dataclasses import replace
 from fissile.lab.study import Lines, Published, Scale
 from fissile.lab.trial import Arm, Boolean, Task, Trial
 
-__all__ = [
-    "DENSE",
-    "READING",
-    "TINY",
-    "boolean",
-    "both",
-    "cross",
-    "gains",
-    "gram",
-    "grid",
-    "names",
-    "sweep",
-    "table",
-]
-
 #: Numbers of the paper, each with its spread if that is known.
 Row = tuple[tuple[float, float] | float | None, ...]
 

@@ -10,8 +10,6 @@ from fissile.lab.studies.real import CLIP, FEATURES, SCALED, SCALING
 from fissile.lab.study import Curves, Equivalence, Heat, Lines, Published, Scale, Study
 from fissile.lab.trial import Arm, Features, Trial
 
-__all__ = ["COSINE_WIDTH", "EQUIVALENCE", "FEATURE_DEMAND", "TIMING"]
-
 # --- which dense network is as good
 
 _WIDTHS = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160)

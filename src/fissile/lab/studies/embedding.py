@@ -8,8 +8,6 @@ from fissile.lab.claims import Beats, Claim, Trend
 from fissile.lab.studies.common import READING, boolean, gains, gram, names, table
 from fissile.lab.study import Study
 
-__all__ = ["EMBED_CLAUSES", "EMBED_NEURONS"]
-
 #: Alpha 2 fits the table of neurons better than 4; the paper does not state it.
 _ARMS = gram(2)
 _SPLIT = names(_ARMS[1:])

@@ -10,8 +10,6 @@ from fissile.lab.claims import Claim, Leads, Often
 from fissile.lab.study import Lines, Scale, Study
 from fissile.lab.trial import Contender, Features
 
-__all__ = ["ABLATIONS", "FRONTIER", "FRONTIERS"]
-
 #: About the budgets of the study; each is that of the dense network whose size comes nearest.
 _BUDGETS = (1_000, 2_500, 6_300, 16_000, 40_000, 100_000)
 _FEW = (1_000, 6_300, 40_000)

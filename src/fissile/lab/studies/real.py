@@ -11,20 +11,6 @@ from fissile.lab.studies.common import Row, gains, gram, names, sweep, table
 from fissile.lab.study import Scale, Study
 from fissile.lab.trial import Features, Images
 
-__all__ = [
-    "CIFAR100",
-    "CLINC150",
-    "CLIP",
-    "CNN_256",
-    "CNN_512",
-    "FASHIONMNIST",
-    "FEATURES",
-    "IMAGENET100",
-    "SCALED",
-    "SCALING",
-    "scales",
-]
-
 #: The features that the paper's studies of CIFAR-100 see; ``--set data=...`` takes others.
 CLIP = "cifar100-clip"
 #: The paper does not say how it scales frozen features. Of four ways this one comes closest to its

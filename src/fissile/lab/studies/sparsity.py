@@ -12,17 +12,6 @@ from fissile.lab.studies.real import CLIP, FEATURES, SCALED, SCALING, scales
 from fissile.lab.study import Heat, Lines, Published, Study
 from fissile.lab.trial import Arm, Features, Grow
 
-__all__ = [
-    "DEEP",
-    "DROPCONNECT",
-    "DYNAMIC",
-    "DYNAMIC_SEARCH",
-    "IMAGENET1K",
-    "MOVES",
-    "SINGLE_MASK",
-    "STRUCTURED",
-]
-
 # --- deeper networks
 
 _DEEP = (DENSE, Arm("random", 2))

@@ -8,8 +8,6 @@ from fissile.lab.claims import Beats, Claim, Explains, Levels, Often, Together, 
 from fissile.lab.studies.common import boolean, both, cross, names, table
 from fissile.lab.study import Heat, Lines, Regression, Study
 
-__all__ = ["CAPACITY", "COSINE", "INTERFERENCE", "SUPERPOSITION", "WIDTHS"]
-
 #: Both axes of the heat-map: hidden neurons, and clauses.
 WIDTHS = (4, 8, 12, 16, 20, 24, 28, 32)
 _ARMS = both(2, 4)

@@ -8,8 +8,6 @@ from fissile.lab.claims import Claim, Near
 from fissile.lab.study import Scale, Series, Study
 from fissile.lab.trial import Sampling
 
-__all__ = ["THEORY"]
-
 _WIDTHS = (8, 16, 32, 64, 128)
 
 

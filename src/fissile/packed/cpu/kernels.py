@@ -22,9 +22,6 @@ from numba.extending import intrinsic
 from fissile._common import llvm
 from fissile._common.llvm import BIT, BYTE, CACHE_LINE, FLOAT, WHOLE, WORD, Vectors, compiled
 
-__all__ = ["activate", "masked_rows", "partitioned_rows"]
-
-
 #: The kinds of weights and the bytes of each.
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: How far ahead weights are asked for, where reading them is interrupted by wrong guesses.

@@ -16,14 +16,6 @@ import triton.language as tl
 
 from fissile.packed.gpu.partitioned import dot, finished
 
-__all__ = [
-    "count",
-    "masked_kernel",
-    "masked_tiles_kernel",
-    "masked_written_kernel",
-    "parts_kernel",
-]
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def count(word, ASSEMBLY: tl.constexpr):  # type: ignore[no-untyped-def]

@@ -10,17 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "dot",
-    "dots",
-    "finished",
-    "flips",
-    "partitioned_kernel",
-    "partitioned_written_kernel",
-    "unfolded",
-    "zeros",
-]
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def finished(a, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
