@@ -9,6 +9,8 @@
       fissile run cifar100 single-mask dropconnect --scale paper --trials 3 \
         --set data=cifar100-efficientnet-lite2 --set scaling=$s --out readings
     done
+    fissile run cnn-256 cnn-512 --scale paper --trials 3 --device cuda --set mirror=true \
+      --only neurons=64,128 --only arm=dense,random-4,gram-4
     python docs/scripts/readings.py readings
     python docs/scripts/include.py
 
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import pandas
 
 from fissile.data.sets import Scaling
 from fissile.lab.classifier import meant
@@ -35,6 +38,7 @@ SAMPLES = (10_000, 20_000, 30_000, 50_000, 100_000, 200_000)
 TABLES = ("codes", "capacity", "cosine", "embed-neurons", "embed-clauses")
 ON_FEATURES = ("cifar100", "single-mask", "dropconnect")
 DATA = "cifar100-efficientnet-lite2"
+WIDE = (64, 128)  # neurons of the heads that decide whether images are mirrored
 
 
 def held(store, works):
@@ -138,6 +142,27 @@ def by_scale(store):
     return markdown(head, rows)
 
 
+def by_mirror():
+    """Return the dense heads of 64 and 128 neurons, with and without mirrored images."""
+    rows, differences = [], {}
+    for projection in (256, 512):
+        study = STUDIES[f"cnn-{projection}"]
+        for neurons in WIDE:
+            paper, cells = study.published[0].values[neurons]["dense"][0], []
+            for suffix in ("", "-mirrored"):
+                path = ROOT / "results" / "tidy" / f"{study.id}{suffix}.parquet"
+                kept = pandas.read_parquet(path).query(
+                    "measure == 'accuracy' and arm == 'dense' and neurons == @neurons"
+                )
+                mean = kept["value"].mean()
+                differences.setdefault(suffix, []).append((mean, paper))
+                cells.append(f"{mean:.1f} ± {kept['value'].sem():.1f}")
+            rows.append([projection, neurons, f"{paper:.1f}", *cells])
+    distances = [f"**{distance(pairs):.1f}**" for pairs in differences.values()]
+    rows.append(["distance, points", "", "", *distances])
+    return markdown(["projection", "neurons", "paper", "as they are", "half mirrored"], rows)
+
+
 def by_study():
     """Return what the results in the repository say of the criterion, study by study."""
     with open(ROOT / "results" / "claims.csv", newline="", encoding="utf-8") as file:
@@ -148,8 +173,9 @@ def by_study():
 
 if __name__ == "__main__":
     (PARTS / "fidelity-criterion.md").write_text(by_study(), "utf-8")
+    (PARTS / "fidelity-mirror.md").write_text(by_mirror(), "utf-8")
     if len(sys.argv) == 1:
-        sys.exit()  # the table of the criterion needs no store
+        sys.exit()  # these two need no store
     with Store(sys.argv[1], create=False) as store:
         for name, made in (("samples", by_samples), ("tables", by_table), ("scales", by_scale)):
             (PARTS / f"fidelity-{name}.md").write_text(made(store), "utf-8")

@@ -176,7 +176,7 @@ CLINC150 = Study(
 
 
 def _convolutional(projection: int, panel: str, values: Mapping[int, Row]) -> Study:
-    source, tasks = f"Figure 5{panel} and its table", [Images("cifar100", projection)]
+    source, tasks = f"Figure 5{panel} and its table", [Images("cifar100", projection, mirror=True)]
     return Study(
         id=f"cnn-{projection}",
         title=f"CIFAR-100 images, a projection of {projection}",
@@ -206,7 +206,8 @@ def _convolutional(projection: int, panel: str, values: Mapping[int, Row]) -> St
         ),
         differs=(
             "The paper states neither alpha (here 4) nor how images are scaled: each channel is "
-            "brought to mean 0 and deviation 1 over the training set, without augmentation.",
+            "brought to mean 0 and deviation 1 over the training set, and half of the training "
+            "images are mirrored, drawn anew in each epoch.",
             "On a GPU, convolutions are computed in bfloat16.",
             "Accuracy per parameter counts the weights of the classifier alone.",
         ),
