@@ -1,8 +1,7 @@
 """The engines of a bank: choosing one for each stack, smaller stacks when memory runs out, PyTorch.
 
-The PyTorch engine trains any architecture and any arm on any device, in batched operations. It is
-what the fast engines (``fissile.bank.cpu``, ``fissile.bank.gpu``) fall back to and are tested
-against.
+The PyTorch engine trains any architecture and any arm on any device: the fast engines
+(``fissile.bank.cpu``, ``fissile.bank.gpu``) fall back to it and are tested against it.
 """
 
 from __future__ import annotations
@@ -47,12 +46,7 @@ Record = Callable[[Sequence[int], Sequence[Sequence[float]], Sequence[Sequence[f
 
 @contextmanager
 def deferred_sigint() -> Iterator[threading.Event]:
-    """Turn Ctrl-C into an event while the block runs, however often it is pressed.
-
-    >>> with deferred_sigint() as stop:
-    ...     while not stop.is_set():
-    ...         step()
-    """
+    """Turn Ctrl-C into an event while the block runs, however often it is pressed."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # signals are the main thread's alone
@@ -72,10 +66,7 @@ def run(
     record: Record,
     stop: threading.Event,
 ) -> None:
-    """Train all stacks up to an epoch, in place; an interruption leaves the list whole.
-
-    The list may hold smaller stacks afterwards, where memory ran out or Ctrl-C cut one in two.
-    """
+    """Train all stacks up to an epoch, in place; no memory or Ctrl-C may leave smaller stacks."""
     fast = [stack for stack in stacks if engine == "auto" and stack.epoch < until]
     if device.type == "cpu":
         _run_pool(stacks, [stack for stack in fast if cpu.can(stack)], until, record, stop)

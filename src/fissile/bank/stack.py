@@ -1,8 +1,7 @@
 """Networks of one shape as one module: every tensor has a leading dimension for the network.
 
-A stack is an ordinary ``fissile.MLP``, dense or expanded, whose parameters are stacked. Of
-Adam it keeps the moments alone; the engines do the steps, because every network has its own
-learning rate. Splitting a stack is ``fissile.expand`` on that module.
+Of Adam a stack keeps the moments alone; the engines do the steps, because every network has its own
+learning rate. Splitting a stack is ``fissile.expand`` on its module.
 """
 
 from __future__ import annotations
@@ -75,12 +74,8 @@ class Stack:
     batch: int
     epoch: int
     arm: Arm
+    alive: Bool[Tensor, " networks"]  # False once a network has diverged
     steps: int = 0  # since the arm began: dynamic masks count them
-    alive: Tensor = None  # type: ignore[assignment]  # False once a network has diverged
-
-    def __post_init__(self) -> None:
-        if self.alive is None:
-            self.alive = torch.ones(len(self.members), dtype=torch.bool)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -118,6 +113,7 @@ class Stack:
             batch=recipes[0].batch,
             epoch=0,
             arm=Dense(),
+            alive=torch.ones(len(members), dtype=torch.bool),
         )
 
     def key(self) -> Hashable:

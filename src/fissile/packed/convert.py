@@ -36,7 +36,6 @@ from fissile.packed.format import (
     check_layout,
     pack_masked,
     pack_partitioned,
-    refuse_overflow,
 )
 from fissile.packed.layers import (
     InferenceOnly,
@@ -146,10 +145,7 @@ def stream_of(layers: Mapping[str, Packed]) -> Bool[Tensor, " bits"]:
 
 
 def settled(layers: Mapping[str, Packed]) -> dict[str, Tensor] | None:
-    """Return the living weights, rounded to carry the stream; None if it is too long for them.
-
-    Weights that carry it already come back as they are.
-    """
+    """Return the living weights, rounded to carry the stream; None if it is too long for them."""
     carriers = [Carrier(living(layer), layer.owner_bits) for layer in layers.values()]
     values = embedded(stream_of(layers), carriers)
     return None if values is None else dict(zip(layers, values, strict=True))
@@ -229,8 +225,9 @@ def pack(
     packed = packed if dtype is None else packed.to(dtype)
     given = dict([*model.named_parameters(), *model.named_buffers()])
     for name, tensor in [*packed.named_parameters(), *packed.named_buffers()]:
-        if tensor.is_floating_point() and name in given:
-            refuse_overflow(name, given[name], tensor)
+        overflows = tensor.is_floating_point() and not bool(tensor.isfinite().all())
+        if overflows and name in given and bool(given[name].isfinite().all()):
+            raise FissileError(f"{name} is not finite in {tensor.dtype}; pack in another dtype")
     settle(packed)
     return for_inference(packed, learns)
 
@@ -268,10 +265,7 @@ def for_inference(packed: nn.Module, learns: frozenset[str]) -> nn.Module:
 
 
 class _Unserializable:
-    """The quantizer of a packed model of transformers, whose ``save_pretrained`` refuses it.
-
-    transformers saves no model whose quantizer is not one of its own, and quotes its method.
-    """
+    """A quantizer that makes transformers' ``save_pretrained`` refuse, and quote its method."""
 
     def __init__(self) -> None:
         self.quantization_config = SimpleNamespace(
@@ -336,11 +330,7 @@ def _is_own(layer: nn.Module, key: str) -> bool:
 def _swap_sequences(
     model: nn.Module, old: type[nn.Sequential], new: type[nn.Sequential]
 ) -> nn.Module:
-    """Return the model with sequences of class ``new`` for ``old`` ones with expanded layers.
-
-    The new sequences hold the same modules under the same names; a model that is such a sequence
-    itself comes back as another object.
-    """
+    """Return the model with sequences of class ``new`` for ``old`` ones with expanded layers."""
     swapped: dict[nn.Module, nn.Module] = {
         module: _sequence_like(module, new)
         for module in model.modules()

@@ -50,12 +50,6 @@ def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
-def refuse_overflow(name: str, before: Tensor, after: Tensor) -> None:
-    """Refuse what became infinite in a narrower dtype."""
-    if not bool(after.isfinite().all()) and bool(before.isfinite().all()):
-        raise FissileError(f"{name} is not finite in {after.dtype}; pack in another dtype")
-
-
 def pack_partitioned(
     weight: Float[Tensor, "parents inputs"],
     owner: Int[Tensor, "parents inputs"],
@@ -63,11 +57,7 @@ def pack_partitioned(
     dtype: torch.dtype,
     layout: Layout,
 ) -> tuple[Float[Tensor, "parents inputs"], Int[Tensor, "bits parents bytes"] | None]:
-    """Return a partitioned layer's weight with its owners in the lowest bits, or their planes.
-
-    >>> pack_partitioned(torch.ones(1, 2), torch.tensor([[0, 1]]), 2, torch.float16, "inline")[0]
-    tensor([[1.0000, 0.9995]], dtype=torch.float16)
-    """
+    """Return a partitioned layer's weight with its owners in the lowest bits, or their planes."""
     bits = owner_bits(alpha)
     there, low = owner >= 0, owner.clamp(min=0).int()
     if layout == "plane":

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.optim import Adam
@@ -23,6 +23,9 @@ from fissile.bank.spec import Arm, Dense, Expand
 from fissile.bank.vision.convnet import SHRINKS, ConvNet, Images, image_order, scaled, taken
 from fissile.expansion.budget import nonzeros
 from fissile.expansion.expand import expand
+
+if TYPE_CHECKING:
+    from fissile.bank.vision.graphs import Graphs
 
 Enough = Callable[[Sequence[float]], bool]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -145,11 +148,6 @@ def train(
     return [{name: result[name] for name in arms} for result in results]
 
 
-class _Engine(Protocol):
-    def train(self, job: Job) -> Iterator[None]:
-        """Train a job until it is done, stopping after each step: others go on beside it."""
-
-
 def _engine(
     data: Images,
     recipe: Recipe,
@@ -158,7 +156,7 @@ def _engine(
     together: int,
     *,
     mirror: bool,
-) -> _Engine:
+) -> Loop | Graphs:
     if precision not in ("auto", "float32", "bfloat16"):
         raise FissileError(f"unknown precision {precision!r}; use auto, float32 or bfloat16")
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
@@ -228,7 +226,6 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Return whether nothing is left to do."""
         return self.diverged or self.epoch >= self.until
 
     def record(self, accuracy: float, loss: float) -> None:
@@ -261,7 +258,6 @@ class Job:
         )  # fmt: skip
 
     def trained(self) -> Trained:
-        """Return what became of the network."""
         existing = nonzeros(self.model.head).weights
         return Trained(self.accuracy, self.loss, existing, self.diverged, self.model)
 
@@ -272,11 +268,7 @@ def make_adam(model: ConvNet, recipe: Recipe) -> Adam:
 
 
 class Loop:
-    """Trains jobs with an ordinary loop.
-
-    >>> for _ in Loop(images, Recipe(), torch.device("cpu")).train(job):
-    ...     pass  # after every step
-    """
+    """Trains jobs with an ordinary loop."""
 
     def __init__(
         self, images: Images, recipe: Recipe, device: torch.device, *, mirror: bool = False

@@ -16,8 +16,6 @@ from fissile.lab.batching import Report
 from fissile.lab.classifier import Arrays
 from fissile.lab.store import Provenance
 
-__all__ = ["CORES", "entry", "given_gpu", "perform"]
-
 #: Cores that a task asks for, and keeps to.
 CORES = 1
 
@@ -48,10 +46,7 @@ def entry() -> Callable[..., object]:
 
 
 def perform(payload: bytes, held: Arrays | None = None) -> Report:
-    """Compute a batch; ``held`` is the data set that it needs.
-
-    >>> perform(pickle.dumps((compute, [Trial(warm_up=1, fine_tune=1)], "cpu"))).outcomes
-    """
+    """Compute a batch; ``held`` is the data set that it needs."""
     keep_to(CORES)  # other tasks have the others
     compute, works, device = pickle.loads(payload)
     if device == "cuda" and torch.cuda.is_available():
@@ -64,11 +59,7 @@ def perform(payload: bytes, held: Arrays | None = None) -> Report:
 
 
 def given_gpu() -> int:
-    """Return which of the GPUs that this process sees Ray has given to its task.
-
-    >>> given_gpu()
-    0
-    """
+    """Return which of the GPUs that this process sees Ray has given to its task."""
     import ray
 
     given = [str(one) for one in ray.get_gpu_ids()]
