@@ -19,7 +19,7 @@ from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Sp
 from fissile.expansion.expand import dropconnect, expand, to_masked
 from fissile.expansion.optimizer import Moments
 from fissile.layers import DropConnectLinear, PartitionedLinear, SparseLinear, gathered, spread
-from fissile.layers.mlp import MLP, first_hidden
+from fissile.layers.mlp import MLP, chain, first_hidden
 
 #: What a recipe has for every network.
 HYPER = ("lr", "l1", "l2", "orthogonal")
@@ -256,9 +256,8 @@ class Stage(NamedTuple):
 
 def stages(module: nn.Module) -> list[Stage] | None:
     """Return the LayerNorm and ReLU behind each linear layer; None if anything else is there."""
-    layers = module.get_submodule("layers")._modules.values()
-    behind = [Stage()] if getattr(module, "embedding", None) is not None else []
-    for layer in layers:
+    behind: list[Stage] = []
+    for layer in (link.module for link in chain(module)):
         if isinstance(layer, DropConnectLinear):
             return None
         if isinstance(layer, nn.Linear | SparseLinear):

@@ -154,7 +154,7 @@ def masked_adam(
     if weight.is_cuda:
         _triton_adam(weight, gradient, moments, mask, rates, l1)
     elif rates.step is not None and not l1 and weight.dtype == torch.float32:
-        _fused_adam(weight, gradient, moments, mask, rates, rates.step)
+        _fused_adam(weight, gradient, moments, mask, rates)
     else:
         _torch_adam(weight, gradient, moments, mask, rates, l1)
 
@@ -182,14 +182,10 @@ def _torch_adam(
 
 
 def _fused_adam(
-    weight: Tensor,
-    gradient: Tensor,
-    moments: AdamMoments,
-    mask: Tensor | None,
-    rates: Rates,
-    step: Tensor,
+    weight: Tensor, gradient: Tensor, moments: AdamMoments, mask: Tensor | None, rates: Rates
 ) -> None:
     """Make the step with PyTorch's fused kernel, network by network: five times as fast."""
+    assert rates.step is not None
     if mask is not None:
         gradient = torch.where(mask, gradient, 0)
     for network, (lr, decay) in enumerate(
@@ -197,7 +193,7 @@ def _fused_adam(
     ):
         torch._fused_adamw_(
             [weight[network]], [gradient[network]], [moments.mean[network]],
-            [moments.square[network]], [], [step],
+            [moments.square[network]], [], [rates.step],
             lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=decay, eps=EPS,
             amsgrad=False, maximize=False,
         )  # fmt: skip

@@ -36,6 +36,7 @@ from fissile.packed.format import (
     check_layout,
     pack_masked,
     pack_partitioned,
+    refuse_overflow,
 )
 from fissile.packed.layers import (
     InferenceOnly,
@@ -225,9 +226,8 @@ def pack(
     packed = packed if dtype is None else packed.to(dtype)
     given = dict([*model.named_parameters(), *model.named_buffers()])
     for name, tensor in [*packed.named_parameters(), *packed.named_buffers()]:
-        overflows = tensor.is_floating_point() and not bool(tensor.isfinite().all())
-        if overflows and name in given and bool(given[name].isfinite().all()):
-            raise FissileError(f"{name} is not finite in {tensor.dtype}; pack in another dtype")
+        if tensor.is_floating_point() and name in given:
+            refuse_overflow(name, given[name], tensor)
     settle(packed)
     return for_inference(packed, learns)
 
@@ -332,21 +332,16 @@ def _swap_sequences(
 ) -> nn.Module:
     """Return the model with sequences of class ``new`` for ``old`` ones with expanded layers."""
     swapped: dict[nn.Module, nn.Module] = {
-        module: _sequence_like(module, new)
+        module: new()
         for module in model.modules()
         if type(module) is old
         and any(isinstance(m, SparseLayer | InferenceOnly) for m in module.children())
     }
+    for sequence, like in swapped.items():  # with its modules, hooks and marks
+        state = {key: value for key, value in vars(sequence).items() if key != "_plan"}
+        like.__setstate__(state | {"_modules": dict(sequence._modules)})
     for module in [*model.modules(), *swapped.values()]:
         for name, child in module._modules.items():
             if child in swapped:
                 setattr(module, name, swapped[child])
     return swapped.get(model, model)
-
-
-def _sequence_like(sequence: nn.Module, kind: type[nn.Sequential]) -> nn.Sequential:
-    """Return a sequence of another class with the modules, hooks and marks of the given one."""
-    state = {key: value for key, value in vars(sequence).items() if key != "_plan"}
-    new = kind()
-    new.__setstate__(state | {"_modules": dict(sequence._modules)})
-    return new

@@ -31,10 +31,9 @@ BLOCK = 256
 
 def check_layout(layout: str) -> Layout:
     """Return the layout if it is one, or say which there are."""
-    for known in get_args(Layout):
-        if layout == known:
-            return known  # type: ignore[no-any-return]
-    raise FissileError(f'unknown layout {layout!r}; use "inline", "plane" or "2:4"')
+    if layout not in get_args(Layout):
+        raise FissileError(f'unknown layout {layout!r}; use "inline", "plane" or "2:4"')
+    return layout  # type: ignore[return-value]
 
 
 def check_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -48,6 +47,12 @@ def check_dtype(dtype: torch.dtype) -> torch.dtype:
 def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return a tensor in another dtype if it holds numbers, not indices or bits."""
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def refuse_overflow(name: str, before: Tensor, after: Tensor) -> None:
+    """Refuse what became infinite in a narrower dtype."""
+    if not bool(after.isfinite().all()) and bool(before.isfinite().all()):
+        raise FissileError(f"{name} is not finite in {after.dtype}; pack in another dtype")
 
 
 def pack_partitioned(

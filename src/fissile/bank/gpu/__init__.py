@@ -351,8 +351,10 @@ class _Job:
         sets, which = joined_data(self.stacks)
 
         def stacked(name: str, dtype: torch.dtype) -> Tensor:
-            parts = [torch.as_tensor(getattr(data, name)) for data in sets]
-            return torch.stack([self._widened(part.to(self.device, dtype)) for part in parts])
+            parts = [torch.as_tensor(getattr(data, name)).to(self.device, dtype) for data in sets]
+            if parts[0].ndim > 1:  # zeros fill samples up to the inputs of the tile
+                parts = [functional.pad(part, (0, self.tile[1] - part.shape[-1])) for part in parts]
+            return torch.stack(parts)
 
         return DataSets(
             x=stacked("x", torch.float32),
@@ -361,11 +363,6 @@ class _Job:
             yt=stacked("y_test", torch.int32),
             which=which.to(self.device, torch.int32),
         )
-
-    def _widened(self, part: Tensor) -> Tensor:
-        """Fill samples up with zeros to the inputs of the tile; labels stay as they are."""
-        more = self.tile[1] - part.shape[-1] if part.ndim > 1 else 0
-        return functional.pad(part, (0, more))
 
 
 def _matrices(layers: Sequence[WideLayer]) -> list[Tensor]:

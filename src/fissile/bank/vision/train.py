@@ -38,10 +38,7 @@ _MANY = 500
 
 @dataclass(frozen=True)
 class Network:
-    """A network to train; the seed decides its weights, the order of its batches and its splits.
-
-    >>> Network(projection=256, neurons=20, seed=0)
-    """
+    """A network to train; the seed decides its weights, the order of its batches and its splits."""
 
     projection: int
     neurons: int
@@ -57,9 +54,6 @@ class Network:
 @dataclass(frozen=True)
 class Trained:
     """What became of a network in one arm.
-
-    >>> trained = train([Network(256, 20, seed=0)], images, {"dense": Dense()})
-    >>> trained[0]["dense"].accuracy[-1]
 
     A network that diverged is what it was after its last finite epoch; NaN follows in its curves.
     """
@@ -92,17 +86,12 @@ def train(
     >>> trained = train([Network(256, 20, seed=0)], images, {"dense": Dense(), "fpe": Expand(2)})
     >>> trained[0]["fpe"].accuracy[-1]
 
+    A result depends on the network's seed, not on its company. Backbone and head learn on in each
+    arm; L1 is on the head's W1, L2 on all parameters. On ``"cuda"`` every step is one CUDA graph.
+
     Args:
-        networks: what to train; a result depends on the network's seed, not on its company.
-        data: the images, normalised as :class:`Images` says.
-        arms: ``Dense`` or ``Expand`` by name; backbone and head learn on in each.
-        recipe: as for MLPs; L1 is on the head's W1, L2 on all parameters, the backbone's too.
-        warm_up: epochs before the split.
-        fine_tune: epochs after it.
         mirror: half of the training images are mirrored, drawn anew for each epoch.
         enough: told an arm's accuracies after each epoch; it ends early where this returns True.
-        device: on ``"cuda"`` every step is one CUDA graph (needs Triton).
-        side_by_side: networks at once on a GPU.
         progress: told the share that is done, 0 to 1, after every epoch.
         on_trained: told the network's place, the arm and what became of it, as soon as it is done.
         precision: ``"auto"`` is bfloat16 with float32 weights on a GPU, float32 elsewhere.

@@ -1,8 +1,5 @@
 """The lab on a Ray cluster: the same trials, into the same store, under the same keys.
 
->>> with cluster(works, address="10.0.0.1:6379") as backend:
-...     run(works, store, backend)
-
 Workers need an installed fissile of the driver's version and nothing else: trials and data sets
 come to them, results go back, and only the driver sees the store.
 """
