@@ -268,8 +268,10 @@ class RayBackend:
     def _look(self) -> None:
         nodes = _nodes()
         shares = shares_of(nodes, self._works, self._device)
-        on_gpu = int(min(_ahead(shares.gpus), self._most))
-        self._slots = {"cuda": on_gpu, "cpu": int(min(_ahead(shares.cpus), self._most - on_gpu))}
+        # One batch more than there are workers lies ready for whoever is done first.
+        gpus, cpus = (count + (count > 0) for count in (shares.gpus, shares.cpus))
+        on_gpu = int(min(gpus, self._most))
+        self._slots = {"cuda": on_gpu, "cpu": int(min(cpus, self._most - on_gpu))}
         self._contenders = ceil(self._cells / max(1, shares.gpus))
         self._gpus = floor(1e4 / shares.per_gpu) / 1e4  # as finely as Ray counts
         self._largest = max((node.memory for node in nodes if node.cpus), default=inf)
@@ -279,11 +281,6 @@ class RayBackend:
             for task in self._tasks.values()
             if not task.recalled and (task.device in gone or task.memory > self._largest)
         )
-
-
-def _ahead(workers: int) -> int:
-    """Return how many batches keep workers busy: one lies ready for whoever is done first."""
-    return workers + 1 if workers else 0
 
 
 def _ask(workers: int, device: str | None) -> None:
