@@ -18,6 +18,7 @@ from fissile.lab.store import Provenance
 
 #: Cores that a task asks for, and keeps to.
 CORES = 1
+_here = lru_cache(Provenance.here)
 
 
 def entry() -> Callable[..., object]:
@@ -67,8 +68,3 @@ def given_gpu() -> int:
     if not given:
         return 0
     return seen.index(given[0]) if given[0] in seen else int(given[0])
-
-
-@lru_cache
-def _here(device: str) -> Provenance:
-    return Provenance.here(device)
