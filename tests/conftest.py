@@ -47,7 +47,7 @@ def way(request, monkeypatch):
     from fissile.packed import dispatch
 
     if request.param == "plain":
-        monkeypatch.setattr(dispatch, "_kernels", lambda kind: None)
+        monkeypatch.setattr(dispatch, "kernels_for", lambda device: None)
     else:
         cpu = pytest.importorskip("fissile.packed.cpu", exc_type=ImportError)
         if not cpu.can_run():

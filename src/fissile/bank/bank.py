@@ -96,7 +96,6 @@ class Quiet(Progress):
 
     @contextmanager
     def of(self, networks: int, epochs: int) -> Iterator[None]:
-        """Do nothing around the training."""
         yield
 
     def advance(self, epochs: int, steps: int) -> None:
@@ -238,7 +237,6 @@ class Bank:
         return self._like([self.members[number] for number in numbers], stacks)
 
     def _like(self, members: list[Member], stacks: list[Stack]) -> Bank:
-        """Return a bank of other networks on the same device."""
         bank = copy.copy(self)
         bank._begin(members, stacks)
         return bank

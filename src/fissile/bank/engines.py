@@ -1,8 +1,7 @@
 """The engines of a bank: choosing one for each stack, smaller stacks when memory runs out, PyTorch.
 
-The PyTorch engine trains any architecture and any arm on any device, in batched operations. It is
-what the fast engines (``fissile.bank.cpu``, ``fissile.bank.gpu``) fall back to and are tested
-against.
+The PyTorch engine trains any architecture and any arm on any device: the fast engines
+(``fissile.bank.cpu``, ``fissile.bank.gpu``) fall back to it and are tested against it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from fissile.bank.stack import HYPER, Stack
 from fissile.bank.step import Replay, foreach_adam, guess, network_losses, per_network
 from fissile.expansion.rewire import Rewire
 from fissile.layers import SparseLinear, all_weights
-from fissile.layers.mlp import first_hidden
+from fissile.layers.mlp import chain, first_hidden
 
 _log = logging.getLogger("fissile")
 
@@ -47,12 +46,7 @@ Record = Callable[[Sequence[int], Sequence[Sequence[float]], Sequence[Sequence[f
 
 @contextmanager
 def deferred_sigint() -> Iterator[threading.Event]:
-    """Turn Ctrl-C into an event while the block runs, however often it is pressed.
-
-    >>> with deferred_sigint() as stop:
-    ...     while not stop.is_set():
-    ...         step()
-    """
+    """Turn Ctrl-C into an event while the block runs, however often it is pressed."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # signals are the main thread's alone
@@ -72,10 +66,7 @@ def run(
     record: Record,
     stop: threading.Event,
 ) -> None:
-    """Train all stacks up to an epoch, in place; an interruption leaves the list whole.
-
-    The list may hold smaller stacks afterwards, where memory ran out or Ctrl-C cut one in two.
-    """
+    """Train all stacks up to an epoch, in place; the list may hold smaller stacks afterwards."""
     fast = [stack for stack in stacks if engine == "auto" and stack.epoch < until]
     if device.type == "cpu":
         _run_pool(stacks, [stack for stack in fast if cpu.can(stack)], until, record, stop)
@@ -200,7 +191,7 @@ def _forward(
     module: nn.Module, x: Float[Tensor, "*#networks samples inputs"]
 ) -> Float[Tensor, "networks samples outputs"]:
     """Return the logits of every network of a stacked module."""
-    for layer in _chain(module):
+    for layer in (link.module for link in chain(module)):
         if isinstance(layer, nn.Linear | SparseLinear):
             weight = layer.pass_weight() if isinstance(layer, SparseLinear) else layer.weight
             x = x @ weight.mT
@@ -212,15 +203,6 @@ def _forward(
         else:
             x = layer(x)
     return x
-
-
-def _chain(module: nn.Module) -> Iterator[nn.Module]:
-    embedding = getattr(module, "embedding", None)
-    if embedding is not None:
-        yield embedding
-    for layer in module.get_submodule("layers")._modules.values():  # children() shows each once
-        assert layer is not None
-        yield layer
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Networks of one shape as one module: every tensor has a leading dimension for the network.
 
-A stack is an ordinary ``fissile.MLP``, dense or expanded, whose parameters are stacked. Of
-Adam it keeps the moments alone; the engines do the steps, because every network has its own
-learning rate. Splitting a stack is ``fissile.expand`` on that module.
+Of Adam a stack keeps the moments alone; the engines do the steps, because every network has its own
+learning rate. Splitting a stack is ``fissile.expand`` on its module.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Sp
 from fissile.expansion.expand import dropconnect, expand, to_masked
 from fissile.expansion.optimizer import Moments
 from fissile.layers import DropConnectLinear, PartitionedLinear, SparseLinear, gathered, spread
-from fissile.layers.mlp import MLP, first_hidden
+from fissile.layers.mlp import MLP, chain, first_hidden
 
 #: What a recipe has for every network.
 HYPER = ("lr", "l1", "l2", "orthogonal")
@@ -75,12 +74,8 @@ class Stack:
     batch: int
     epoch: int
     arm: Arm
+    alive: Bool[Tensor, " networks"]  # False once a network has diverged
     steps: int = 0  # since the arm began: dynamic masks count them
-    alive: Tensor = None  # type: ignore[assignment]  # False once a network has diverged
-
-    def __post_init__(self) -> None:
-        if self.alive is None:
-            self.alive = torch.ones(len(self.members), dtype=torch.bool)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -118,6 +113,7 @@ class Stack:
             batch=recipes[0].batch,
             epoch=0,
             arm=Dense(),
+            alive=torch.ones(len(members), dtype=torch.bool),
         )
 
     def key(self) -> Hashable:
@@ -260,9 +256,8 @@ class Stage(NamedTuple):
 
 def stages(module: nn.Module) -> list[Stage] | None:
     """Return the LayerNorm and ReLU behind each linear layer; None if anything else is there."""
-    layers = module.get_submodule("layers")._modules.values()
-    behind = [Stage()] if getattr(module, "embedding", None) is not None else []
-    for layer in layers:
+    behind: list[Stage] = []
+    for layer in (link.module for link in chain(module)):
         if isinstance(layer, DropConnectLinear):
             return None
         if isinstance(layer, nn.Linear | SparseLinear):

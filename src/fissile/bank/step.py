@@ -1,12 +1,8 @@
 """What a training step is made of in every trainer: the loss, Adam, and a CUDA graph of the whole.
 
-PyTorch's own Adam has one rate for all weights; here every network of a stack has its own. There
-are two forms, which round differently, and seeded results must stay as they are:
-
-* :func:`foreach_adam`, for the bank, divides the root of the mean square by the root of its bias,
-  as ``torch.optim.Adam`` does.
-* :func:`masked_adam`, for sparse networks, divides the mean square by its bias before the root. It
-  also decays weights, shrinks them by L1, and keeps removed weights at zero.
+Every network of a stack has its own rate. :func:`foreach_adam`, for the bank, divides the root of
+the mean square by the root of its bias, as ``torch.optim.Adam`` does; :func:`masked_adam`, for
+sparse networks, divides before the root. They round differently, and seeded results must stay.
 """
 
 from __future__ import annotations
@@ -84,11 +80,7 @@ def _triton_logit_gradient(logits: Tensor, targets: Tensor, smooth: Tensor) -> T
 
 
 def guess(logits: Tensor, dim: int = -1) -> Int[Tensor, ...]:
-    """Return the class of every sample; the outputs are along ``dim``.
-
-    >>> guess(torch.tensor([[0.5], [-0.5]]))
-    tensor([1, 0])
-    """
+    """Return the class of every sample; the outputs are along ``dim``."""
     return (logits.squeeze(dim) > 0).long() if logits.shape[dim] == 1 else logits.argmax(dim)
 
 
@@ -140,11 +132,7 @@ class Rates(NamedTuple):
 
 
 def bias_corrections(steps: int) -> Float[Tensor, "steps 2"]:
-    """Return, for every step, what Adam's two means must be divided by, since they began at zero.
-
-    >>> bias_corrections(1)
-    tensor([[0.1000, 0.0010]])
-    """
+    """Return what Adam's two means must be divided by at every step, as they began at zero."""
     number = torch.arange(1, steps + 1, dtype=torch.float64).unsqueeze(-1)
     return (1 - torch.tensor((BETA1, BETA2), dtype=torch.float64) ** number).float()
 
@@ -166,7 +154,7 @@ def masked_adam(
     if weight.is_cuda:
         _triton_adam(weight, gradient, moments, mask, rates, l1)
     elif rates.step is not None and not l1 and weight.dtype == torch.float32:
-        _fused_adam(weight, gradient, moments, mask, rates, rates.step)
+        _fused_adam(weight, gradient, moments, mask, rates)
     else:
         _torch_adam(weight, gradient, moments, mask, rates, l1)
 
@@ -194,17 +182,10 @@ def _torch_adam(
 
 
 def _fused_adam(
-    weight: Tensor,
-    gradient: Tensor,
-    moments: AdamMoments,
-    mask: Tensor | None,
-    rates: Rates,
-    step: Tensor,
+    weight: Tensor, gradient: Tensor, moments: AdamMoments, mask: Tensor | None, rates: Rates
 ) -> None:
-    """Make the step with PyTorch's fused kernel, network by network: five times as fast on a CPU.
-
-    Where gradient and moments are zero it moves nothing.
-    """
+    """Make the step with PyTorch's fused kernel, network by network: five times as fast."""
+    assert rates.step is not None
     if mask is not None:
         gradient = torch.where(mask, gradient, 0)
     for network, (lr, decay) in enumerate(
@@ -212,7 +193,7 @@ def _fused_adam(
     ):
         torch._fused_adamw_(
             [weight[network]], [gradient[network]], [moments.mean[network]],
-            [moments.square[network]], [], [step],
+            [moments.square[network]], [], [rates.step],
             lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=decay, eps=EPS,
             amsgrad=False, maximize=False,
         )  # fmt: skip
@@ -242,9 +223,6 @@ def _triton_adam(
 
 class Replay(Generic[T]):
     """A step that a GPU repeats: run as it is a few times, then recorded and launched as a whole.
-
-    >>> step = Replay(lambda: train_on(rows), eager=3)
-    >>> loss = step()  # rows and weights are the same tensors at every call
 
     A step of small networks is some fifty small launches: waiting for them is most of its time.
     The first steps run on a side stream, as recording needs; they also compile the kernels.

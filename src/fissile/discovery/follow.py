@@ -37,23 +37,12 @@ class Scope:
     kept: list[fx.Node]  # what forward left behind in attributes
 
 
-def follow(
-    scope: Scope, root: nn.Module, path: str, trouble: dict[str, str]
-) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the places of a scope, and why its other layers are none.
+class Follower:
+    """Finds the places of a scope, and why its other layers are none.
 
-    Args:
-        scope: what was traced.
-        root: the module that was traced, as it is in the model.
-        path: the scope's name in the model.
-        trouble: layers, by name, that cannot take part whatever surrounds them.
+    ``trouble`` has layers, by name, that cannot take part whatever surrounds them.
     """
-    follower = _Follower(scope, root, path, trouble)
-    follower.run()
-    return follower.places, follower.reasons
 
-
-class _Follower:
     def __init__(self, scope: Scope, root: nn.Module, path: str, trouble: dict[str, str]) -> None:
         self.scope, self.root, self.path, self.trouble = scope, root, path, trouble
         self.tags: dict[fx.Node, Stream | Halves] = {}
@@ -64,18 +53,17 @@ class _Follower:
         self.places: list[Candidate] = []
         self.reasons: dict[str, str] = {}
 
-    def run(self) -> None:
-        for node in self.scope.graph.nodes:
+        for node in scope.graph.nodes:
             tag = self._step(node)
             if tag is not None:
                 self.tags[node] = tag
             if isinstance(tag, Stream) and _in_place(node, self.modules):
                 self.tags[node.all_input_nodes[0]] = tag
-        for node in self.scope.kept:
+        for node in scope.kept:
             self._spoil([node], "its output is kept in an attribute, where others may read it")
-        for root in self.reads:
-            if (reason := self._judge(root)) is not None:
-                self.reasons[self._name(root)] = reason
+        for layer in self.reads:
+            if (reason := self._judge(layer)) is not None:
+                self.reasons[self._name(layer)] = reason
 
     def _step(self, node: fx.Node) -> Any:
         """Return what a node carries; what is not understood spoils the neurons it takes."""

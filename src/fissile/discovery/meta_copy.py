@@ -32,10 +32,7 @@ def meta_copy(model: nn.Module) -> tuple[nn.Module, set[str]]:
 
     Layers and norms are new objects under their names: code that calls them in another way, as
     from a helper that holds them, calls something that is not in the model, as it would after
-    expansion.
-
-    Returns:
-        The copy, and a set: a layer's name comes into it when code asks for one of its widths.
+    expansion. Beside the copy is a set: the names of layers of which code has asked for a width.
     """
     hollow = copied_with(model, _empty)
     asked: set[str] = set()

@@ -82,11 +82,7 @@ def is_layer(module: nn.Module) -> bool:
 
 
 def kind_of(module: nn.Module) -> str:
-    """Return the name of a layer's kind for a table.
-
-    >>> kind_of(nn.Conv2d(3, 8, 3))
-    'conv2d'
-    """
+    """Return the name of a layer's kind for a table."""
     if isinstance(module, nn.Linear) and forward_of(module) is nn.Linear.forward:
         return "linear"
     return type(module).__name__.lower()
@@ -102,11 +98,7 @@ def is_transformer_layer(module: nn.Module) -> bool:
 
 
 def sizes_of(layer: nn.Module) -> tuple[int, int]:
-    """Return inputs and neurons (channels and filters) of a plain layer, stacked or not.
-
-    >>> sizes_of(nn.Linear(32, 8))
-    (32, 8)
-    """
+    """Return inputs and neurons (channels and filters) of a plain layer, stacked or not."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     if isinstance(layer, _ConvNd):
@@ -124,11 +116,7 @@ def shape_of(layer: nn.Module) -> str:
 
 
 def passage(module: nn.Module, name: str, width: int, conv: bool) -> bool | str:
-    """Return whether a module bends neurons or lets them through; or why they do not pass.
-
-    >>> passage(nn.ReLU(), "act", 8, conv=False), passage(nn.Dropout(), "drop", 8, conv=False)
-    (True, False)
-    """
+    """Return whether a module bends neurons or lets them through; or why they do not pass."""
     called = f"{name!r} ({type(module).__name__})"
     if has_hooks(module):
         return f"its output goes through {called}, which has hooks; remove them"

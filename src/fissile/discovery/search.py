@@ -33,7 +33,7 @@ from fissile.discovery.module_checks import (
     widens,
     wrapped_in,
 )
-from fissile.discovery.trace import Survey, survey
+from fissile.discovery.trace import Survey
 from fissile.discovery.tryout import try_out
 from fissile.layers.mlp import MLP, PLAIN_PARTS, Link, chain
 
@@ -207,11 +207,7 @@ def _read_off(model: nn.Module, links: list[Link]) -> Survey:
 
 
 def _guesses(seen: Survey) -> Iterator[Candidate]:
-    """Guess places among the children of modules whose forward could not be traced.
-
-    Two layers with norms, dropout and an activation listed between them look like a place; whether
-    they are one, only a try-out can tell.
-    """
+    """Guess places among children of modules that could not be traced; only a try-out can tell."""
     known = {name for place in seen.places for name in place.firsts}
     for path in seen.untraced:
         start = f"{path}." if path else ""
@@ -259,8 +255,9 @@ def _survey_both(model: nn.Module, trouble: dict[str, str]) -> Survey:
             f"the model cannot be copied ({type(error).__name__}: {error}); take out of it what "
             "copy.deepcopy does not copy"
         ) from error
-    training = survey(model, hollow.train(), trouble)
-    seen = survey(model, hollow.eval(), trouble)
+    training, seen = Survey(model, trouble), Survey(model, trouble)
+    training.visit(hollow.train(), "", "it is all there is", None)
+    seen.visit(hollow.eval(), "", "it is all there is", None)
     seen.reads |= training.reads
     seen.calls |= training.calls
     seen.untraced = list(dict.fromkeys([*seen.untraced, *training.untraced]))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fissile.discovery.follow import TRY, Scope, follow
+from fissile.discovery.follow import TRY, Follower, Scope
 from fissile.discovery.meta_copy import reseed
 from fissile.discovery.module_checks import (
     Candidate,
@@ -30,19 +30,6 @@ from fissile.discovery.module_checks import (
     is_torch_s,
     is_transformer_layer,
 )
-
-
-def survey(model: nn.Module, hollow: nn.Module, trouble: dict[str, str]) -> Survey:
-    """Trace a copy of a model as far as its code allows.
-
-    Args:
-        model: the model.
-        hollow: its copy without values, in the mode to look at.
-        trouble: layers, by name, that cannot take part, and why.
-    """
-    seen = Survey(model, trouble)
-    seen.visit(hollow, "", "it is all there is", None)
-    return seen
 
 
 @dataclass
@@ -61,13 +48,10 @@ class Survey:
     broken: Counter[type[nn.Module]] = field(default_factory=Counter)  # untraced, by class
 
     def visit(self, module: nn.Module, path: str, why: str, doubt: str | None) -> None:
-        """See what can be seen of a module.
+        """See what can be seen of a module, in the copy without values.
 
-        Args:
-            module: the module, in the copy without values.
-            path: its name in the model.
-            why: what hides its layers from their surroundings.
-            doubt: why code around it may use parts of it alone; None if no code does.
+        ``why`` says what hides its layers from their surroundings; ``doubt``, why code around it
+        may use parts of it alone.
         """
         if id(module) in self.visited:
             return
@@ -113,9 +97,9 @@ class Survey:
                 doubt += f"traced; {TRY}"
             self._children(module, path, _hidden(module, path, scope), doubt)
             return
-        places, reasons = follow(scope, self.model.get_submodule(path), path, self.trouble)
-        self.places += [replace(place, doubt=place.doubt or doubt) for place in places]
-        self.reasons = reasons | self.reasons
+        found = Follower(scope, self.model.get_submodule(path), path, self.trouble)
+        self.places += [replace(place, doubt=place.doubt or doubt) for place in found.places]
+        self.reasons = found.reasons | self.reasons
         self._note(scope, module, path, doubt)
         self._uncalled(scope, module, path, "", doubt)
 
@@ -177,18 +161,17 @@ def _is_closed(module: nn.Module) -> bool:
 
 
 def _trace_scope(root: nn.Module, broken: set[type[nn.Module]], method: str) -> Scope | str:
-    """Trace a method of a module; return its graph, or why its own code cannot be traced.
-
-    Args:
-        root: the module, without values.
-        broken: classes whose code is known not to be traceable.
-        method: ``"forward"``, or the name of the only part of it that can be traced.
-    """
+    """Trace a method of a module; return its graph, or why its own code cannot be traced."""
     inner = {name: module for name, module in root.named_modules() if name}
     opaque = {
         name
         for name, module in inner.items()
-        if (type(module) in broken or _stays_shut(module)) and not _is_closed(module)
+        if not _is_closed(module)
+        and (
+            type(module) in broken
+            or isinstance(module, torch.jit.ScriptModule)
+            or has_hooks(module)
+        )
     }
     while True:
         tracer = _Tracer(opaque, method)
@@ -222,10 +205,6 @@ def _unchanged(root: nn.Module) -> Iterator[None]:
 def _above(names: set[str]) -> set[str]:
     parts = [name.split(".") for name in names]
     return {".".join(part[:end]) for part in parts for end in range(1, len(part) + 1)}
-
-
-def _stays_shut(module: nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule) or has_hooks(module)
 
 
 def _short(error: Exception) -> str:

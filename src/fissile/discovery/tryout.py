@@ -25,13 +25,7 @@ _CHANGED = "widening it without splitting changes what the model computes"
 
 
 def try_out(model: nn.Module, places: list[Candidate], example_inputs: Any) -> dict[Candidate, str]:
-    """Double the neurons of every place, in a copy and without splitting; return what fails, why.
-
-    Args:
-        model: the model; it stays as it is.
-        places: the places to try.
-        example_inputs: for one forward pass.
-    """
+    """Double the neurons of every place in a copy, without splitting; return what fails, why."""
     trial = _Trial(model, {place.second for place in places}, example_inputs)
     failed = {place: why for place in places if (why := trial.miscounted(place)) is not None}
     left = [place for place in places if place not in failed]

@@ -113,8 +113,7 @@ def _changed(method: Method, change: Callable[[Plan], Plan]) -> Method:
     ]
 
 
-def _ours(change: Callable[[Plan], Plan]) -> Method:
-    return _changed(recommended, change)
+_ours = partial(_changed, recommended)
 
 
 def _pruned(plan: Plan, **ways: Any) -> Plan:

@@ -173,7 +173,6 @@ class _Share(Quiet):
         self._tell, self._epochs, self._done = on_steps, epochs, 0
 
     def advance(self, epochs: int, steps: int) -> None:
-        """Count the epochs, of all networks together."""
         self._done += epochs
         if self._tell is not None:
             self._tell(self._done / self._epochs)
@@ -208,11 +207,8 @@ def _behind_backbones(
     on_outcomes: OnOutcomes | None,
     arrays: Arrays | None,
 ) -> list[TrialResult]:
-    """Train networks of one task and recipe behind their backbones; keep each as it is finished.
-
-    A network is kept with all its arms: on a GPU a warm-up that is done again is not the same to
-    the last bit, and arms that are compared must come from one.
-    """
+    """Train networks of one task and recipe behind their backbones; keep each as it is finished."""
+    # With all its arms: on a GPU a warm-up that is done again differs in the last bits.
     from fissile.bank import vision
 
     networks, arms = _grid(trials)

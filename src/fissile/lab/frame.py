@@ -92,11 +92,7 @@ def _described(frame: DataFrame) -> list[str]:
 
 
 def after(arm: str, epochs: int) -> str:
-    """Return what curves call an arm that was split after so many epochs.
-
-    >>> after("random-4", 5)
-    'random-4 after 5'
-    """
+    """Return what curves call an arm that was split after so many epochs."""
     return f"{arm} after {epochs}"
 
 

@@ -1,7 +1,5 @@
 """How long a run will take: the costs of its trials, times the seconds that a cost has taken.
 
->>> estimate({"codes": STUDIES["codes"].works("paper")}, Store("results").times()).seconds
-
 Every trial has a cost, about its seconds on two cores (:attr:`fissile.lab.trial.Trial.cost`). A
 rate is the time of one worker for a unit of cost; each kind of trial has its own. It comes from
 stored trials of the same device. A kind that has none stored is tried for some seconds.

@@ -117,7 +117,6 @@ class Published:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """The arms the table has."""
         return tuple(dict.fromkeys(arm for row in self.values.values() for arm in row))
 
 
@@ -209,7 +208,6 @@ class Study:
 
     @property
     def settings(self) -> set[str]:
-        """What may be changed in its trials."""
         return settings(next(iter(self.scales.values())).settings[0])
 
     def _arms_of(self, setting: Work, number: int) -> list[Work]:

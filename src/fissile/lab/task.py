@@ -1,9 +1,8 @@
 """What a trial's network has to learn, and when it has learned it.
 
-A task is a Boolean formula, a data set's features, or its images. The paper chose its number of
-warm-up epochs so that a network is then "at least within 95 %" of a fully converged one. The arm
-``converged`` measures that: the dense network of a cell trains on until its test accuracy no longer
-rises.
+The paper chose its number of warm-up epochs so that a network is then "at least within 95 %" of a
+fully converged one. The arm ``converged`` measures that: a cell's dense network trains on until its
+test accuracy no longer rises.
 
 >>> plateau([0.5, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9], warm_up=1)
 Plateau(accuracy=0.9, epochs=7, rising=False)
@@ -53,21 +52,17 @@ class Boolean:
 
     @property
     def formula(self) -> Formula:
-        """The formula to learn."""
         return Formula(self.clauses, self.size)
 
     @property
     def literals(self) -> int:
-        """How many inputs the network has."""
         return self.clauses * self.size
 
     @property
     def samples(self) -> int:
-        """How many samples an epoch has."""
         return self.train
 
     def columns(self) -> dict[str, object]:
-        """Return the task as columns of a table."""
         return {
             "clauses": self.clauses,
             "literals": self.literals,
@@ -77,7 +72,6 @@ class Boolean:
         }
 
     def described(self) -> dict[str, object]:
-        """Return what a report tells of the task."""
         return {
             "Training samples": self.train,
             "Test samples": self.test,
@@ -124,7 +118,6 @@ class Features:
 
     @property
     def entry(self) -> Entry:
-        """What the catalogue knows of the data set."""
         return _known(self.data)
 
     @property
@@ -139,7 +132,6 @@ class Features:
         return max(1, round(kept * _samples(self.entry) * self.outputs / self.entry.classes))
 
     def columns(self) -> dict[str, object]:
-        """Return the task as columns of a table."""
         return {
             "data": self.data,
             "encoder": self.encoder or self.entry.encoder or "none",
@@ -149,7 +141,6 @@ class Features:
         }
 
     def described(self) -> dict[str, object]:
-        """Return what a report tells of the task."""
         tested = "held-out training samples" if self.validation else "the test set"
         return {
             "Data": self.data,
@@ -180,7 +171,6 @@ class Images:
 
     @property
     def entry(self) -> Entry:
-        """What the catalogue knows of the data set."""
         return _known(self.data, axes=3)
 
     @property
@@ -190,15 +180,12 @@ class Images:
 
     @property
     def samples(self) -> int:
-        """How many samples an epoch has."""
         return _samples(self.entry)
 
     def columns(self) -> dict[str, object]:
-        """Return the task as columns of a table."""
         return {"data": self.data, "projection": self.projection, "mirror": self.mirror}
 
     def described(self) -> dict[str, object]:
-        """Return what a report tells of the task."""
         return {
             "Data": self.data,
             "Projection": self.projection,

@@ -14,38 +14,12 @@ from fissile._common.errors import FissileError, whole
 from fissile.bank.loop import Recipe
 from fissile.bank.sparse import Plan
 from fissile.lab.budget_methods import METHODS, SETTINGS
-from fissile.lab.task import (
-    EPOCHS,
-    LATER,
-    Boolean,
-    Features,
-    Images,
-    Task,
-    limit,
-    one_of,
-    task_from,
-)
+from fissile.lab.task import EPOCHS, LATER, limit, one_of, task_from
+from fissile.lab.task import Boolean as Boolean
+from fissile.lab.task import Features as Features
+from fissile.lab.task import Images as Images
+from fissile.lab.task import Task as Task
 from fissile.measure.theory import RandomSparse
-
-__all__ = [
-    "REVISION",
-    "SEARCHED",
-    "Arm",
-    "Boolean",
-    "Contender",
-    "Features",
-    "Grow",
-    "Images",
-    "Sampling",
-    "Task",
-    "Trial",
-    "Work",
-    "changed",
-    "from_spec",
-    "key_of",
-    "settings",
-]
-
 
 #: Raised when the same trial would come to other numbers, so that stored ones are not mixed in. A
 #: last digit that depended on the number of threads anyway (mean cosines, before they were summed
@@ -124,7 +98,6 @@ class Contender:
 
     @property
     def inputs(self) -> int:
-        """How many numbers a sample has."""
         return prod(self.task.entry.shape)
 
     @property
@@ -149,7 +122,6 @@ class Contender:
         return steps * (1e-4 + weights * (5e-9 + 1.5e-10 * self.batch))
 
     def columns(self) -> dict[str, object]:
-        """Return the trial as a row of a table."""
         return {
             **self.task.columns(),
             "neurons": self.neurons,
@@ -287,11 +259,6 @@ class Trial:
         return self.kind, self.warm_up, self.fine_tune, task, bool(self.embedding), recipe
 
     @property
-    def steps(self) -> int:
-        """Count the training steps, the warm-up once for each arm."""
-        return (self.warm_up + self.tuned) * -(-self.task.samples // self.recipe.batch)
-
-    @property
     def tuned(self) -> int:
         """Count the epochs after the warm-up; of a network that converges, about."""
         most = limit(self.warm_up) - self.warm_up
@@ -362,11 +329,9 @@ class Sampling:
 
     @cached_property
     def key(self) -> str:
-        """The name of the result."""
         return key_of(self)
 
     def network(self) -> Sampling:
-        """Return itself: there is nothing to share."""
         return self
 
     def batch_key(self) -> tuple[object, ...]:
@@ -375,16 +340,13 @@ class Sampling:
 
     @property
     def cost(self) -> float:
-        """About the seconds on two cores."""
         return 1.3e-8 * self.networks * self.alpha * self.neurons * self.literals
 
     @property
     def formula(self) -> RandomSparse:
-        """The closed forms."""
         return RandomSparse(self.literals, self.size, self.neurons, self.alpha)
 
     def columns(self) -> dict[str, object]:
-        """Return the trial as a row of a table."""
         return {
             "clauses": self.literals // self.size,
             "literals": self.literals,

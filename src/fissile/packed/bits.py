@@ -1,10 +1,8 @@
 """Numbers as bit patterns, and where a model's weights are, written into their lowest bits.
 
-A file of layout ``inline`` holds the weights that exist and nothing else, as many numbers as the
-dense model has. Their places are a stream of bits, spread evenly over the lowest bits of all
-weights: plane by plane, bit 0 of every weight, then bit 1, until the stream ends. The owners of a
-partitioned layer lie in its own lowest bits, where its kernel reads them; its weights carry a part
-of the stream only when all others carry as much.
+A file of layout ``inline`` holds the weights that exist and nothing else. Their places are a stream
+of bits: bit 0 of every weight, then bit 1, until the stream ends. The owners of a partitioned layer
+lie in its own lowest bits; it carries a part of the stream only when all others carry as much.
 """
 
 from __future__ import annotations
@@ -27,11 +25,7 @@ _CHUNK = 2**22
 
 
 def owner_bits(alpha: int) -> int:
-    """Return how many bits name one of ``alpha`` children.
-
-    >>> [owner_bits(alpha) for alpha in (1, 2, 3, 4, 8)]
-    [0, 1, 2, 2, 3]
-    """
+    """Return how many bits name one of ``alpha`` children."""
     return (alpha - 1).bit_length()
 
 
@@ -46,11 +40,7 @@ def exists(weight: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
 
 
 def low_bits(weight: Float[Tensor, "*shape"], count: int) -> Int[Tensor, "*shape"]:
-    """Return the lowest bits of every number.
-
-    >>> low_bits(torch.tensor([1.0]), 3)
-    tensor([0], dtype=torch.int32)
-    """
+    """Return the lowest bits of every number."""
     return pattern_of(weight) & ((1 << count) - 1)
 
 
@@ -104,11 +94,7 @@ def _nearest(low: Tensor, count: Tensor, weight: Tensor, dtype: torch.dtype) -> 
 
 
 def to_bytes(bits: Bool[Tensor, "*batch n"]) -> Int[Tensor, "*batch bytes"]:
-    """Put eight bits into a byte, the first the lowest; the last byte is filled with zeros.
-
-    >>> to_bytes(torch.tensor([True, False, True]))
-    tensor([5], dtype=torch.uint8)
-    """
+    """Put eight bits into a byte, the first the lowest; the last byte is filled with zeros."""
     count = bits.shape[-1]
     byte = bits.new_zeros(*bits.shape[:-1], -(-count // 8), dtype=torch.uint8)
     for place in range(min(count, 8)):
@@ -245,7 +231,6 @@ class Reader:
         self._left = torch.zeros(0, dtype=torch.bool, device="cpu") if bits is None else bits
 
     def take(self, count: int) -> Bool[Tensor, " count"]:
-        """Return the next bits."""
         parts, found = [self._left], len(self._left)
         while found < count:
             plane, k = next(self._planes, (None, 0))

@@ -146,10 +146,7 @@ def stream_of(layers: Mapping[str, Packed]) -> Bool[Tensor, " bits"]:
 
 
 def settled(layers: Mapping[str, Packed]) -> dict[str, Tensor] | None:
-    """Return the living weights, rounded to carry the stream; None if it is too long for them.
-
-    Weights that carry it already come back as they are.
-    """
+    """Return the living weights, rounded to carry the stream; None if it is too long for them."""
     carriers = [Carrier(living(layer), layer.owner_bits) for layer in layers.values()]
     values = embedded(stream_of(layers), carriers)
     return None if values is None else dict(zip(layers, values, strict=True))
@@ -268,10 +265,7 @@ def for_inference(packed: nn.Module, learns: frozenset[str]) -> nn.Module:
 
 
 class _Unserializable:
-    """The quantizer of a packed model of transformers, whose ``save_pretrained`` refuses it.
-
-    transformers saves no model whose quantizer is not one of its own, and quotes its method.
-    """
+    """A quantizer that makes transformers' ``save_pretrained`` refuse, and quote its method."""
 
     def __init__(self) -> None:
         self.quantization_config = SimpleNamespace(
@@ -336,27 +330,18 @@ def _is_own(layer: nn.Module, key: str) -> bool:
 def _swap_sequences(
     model: nn.Module, old: type[nn.Sequential], new: type[nn.Sequential]
 ) -> nn.Module:
-    """Return the model with sequences of class ``new`` for ``old`` ones with expanded layers.
-
-    The new sequences hold the same modules under the same names; a model that is such a sequence
-    itself comes back as another object.
-    """
+    """Return the model with sequences of class ``new`` for ``old`` ones with expanded layers."""
     swapped: dict[nn.Module, nn.Module] = {
-        module: _sequence_like(module, new)
+        module: new()
         for module in model.modules()
         if type(module) is old
         and any(isinstance(m, SparseLayer | InferenceOnly) for m in module.children())
     }
+    for sequence, like in swapped.items():  # with its modules, hooks and marks
+        state = {key: value for key, value in vars(sequence).items() if key != "_plan"}
+        like.__setstate__(state | {"_modules": dict(sequence._modules)})
     for module in [*model.modules(), *swapped.values()]:
         for name, child in module._modules.items():
             if child in swapped:
                 setattr(module, name, swapped[child])
     return swapped.get(model, model)
-
-
-def _sequence_like(sequence: nn.Module, kind: type[nn.Sequential]) -> nn.Sequential:
-    """Return a sequence of another class with the modules, hooks and marks of the given one."""
-    state = {key: value for key, value in vars(sequence).items() if key != "_plan"}
-    new = kind()
-    new.__setstate__(state | {"_modules": dict(sequence._modules)})
-    return new

@@ -32,10 +32,7 @@ def partitioned_linear(
     alpha: int,
     activation: Activation,
 ) -> Float[Tensor, "*batch children"]:
-    """Apply a packed partitioned layer and an activation to a batch of any shape.
-
-    Without planes, the lowest bits of the weights say which child owns each.
-    """
+    """Apply a packed partitioned layer and an activation to a batch of any shape."""
     flat, shape, dtype = ready(x, weight, bias, weight.shape[1], alpha * weight.shape[0])
     if flat.numel() == 0:
         return flat.new_empty(shape, dtype=dtype)
@@ -63,44 +60,6 @@ def masked_linear(
         return flat.new_empty(shape, dtype=dtype)
     how = _masked_op if is_odd(flat) or flat.is_meta else _masked
     return _shaped(how(flat, weight, live, start, bias, group, activation), shape, dtype)
-
-
-def block(
-    x: Float[Tensor, "*batch inputs"],
-    first: tuple[Tensor, Tensor | None, Tensor | None, int],
-    activation: Activation,
-    second: tuple[Tensor, Tensor, Tensor, Tensor | None, int],
-) -> Float[Tensor, "*batch outputs"] | None:
-    """Apply two layers and what is between them in one call; None where there is no such kernel.
-
-    Args:
-        x: the batch.
-        first: weight, planes, bias and alpha of a partitioned layer.
-        activation: what stands between the two.
-        second: weight, live, start, bias and group of a masked layer.
-    """
-    kernels, weight = kernels_for(x.device), first[0]
-    if (
-        kernels is None
-        or is_odd(x)
-        or not hasattr(kernels, "block")
-        or not few_children(first[3])
-        or second[0].dtype is not weight.dtype
-        or second[0].device != weight.device
-        or _autocasts(x)
-    ):
-        return None
-    refuse_gradients(x, second[0], second[3])
-    flat, shape, _ = ready(x, weight, first[2], weight.shape[1], len(second[1]))
-    bits, planes = owner_bits(first[3]), first[1] is not None
-    if (
-        flat.numel() == 0
-        or not kernels.takes(len(flat), weight.dtype, bits, planes=planes)
-        or not kernels.takes(len(flat), weight.dtype, None, group=second[4])
-    ):
-        return None
-    found: Tensor = kernels.block(flat, *first, activation, *second)
-    return found.view(shape)
 
 
 def ready(
@@ -172,21 +131,17 @@ def few_children(alpha: int) -> bool:
     return 0 < owner_bits(alpha) <= MOST_BITS
 
 
+@functools.cache
 def kernels_for(device: torch.device) -> ModuleType | None:
     """Return the kernels for a device; None where plain PyTorch is all there is."""
-    return _kernels(device.type)
-
-
-@functools.cache
-def _kernels(kind: str) -> ModuleType | None:
-    if kind == "cpu":
+    if device.type == "cpu":
         from fissile.packed import cpu
 
         return cpu if cpu.can_run() else None
-    if kind == "cuda":
+    if device.type == "cuda":
         from fissile.packed import gpu
 
-        if gpu.can_run():
+        if gpu.can_run(device):
             from fissile.packed.gpu import launch
 
             return launch

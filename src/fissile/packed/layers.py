@@ -1,11 +1,7 @@
 """The layers of a packed model: for inference, in the bytes of the narrow network.
 
-* :class:`PackedPartitionedLinear` keeps the parents' weights with their owners in the lowest bits
-  (layout ``inline``) or in bit-planes beside them (``plane``).
-* :class:`PackedMaskedLinear` keeps the weights that exist, and a bitmap of where they go: one bit
-  for all copies of a weight, since magnitude keeps or removes the copies of a weight together.
-
-Convolutions hold their filters as linear layers hold their rows, and write them out at every pass.
+A bitmap of masked weights has one bit for all copies of a weight: magnitude keeps or removes these
+together. Convolutions hold filters as linear layers hold rows, and write them out at every pass.
 """
 
 from __future__ import annotations
@@ -117,11 +113,9 @@ class Packed(InferenceOnly, SparseLayer):
         return int(exists(self.weight).sum())
 
     def _shaped(self, rows: Tensor) -> Tensor:
-        """Give a matrix of all weights the shape of the layer's weight."""
         return rows
 
     def extra_repr(self) -> str:
-        """Return the layer's description, with its layout and dtype."""
         dtype = str(self.weight.dtype).removeprefix("torch.")
         return f"{super().extra_repr()}, layout={self.layout}, dtype={dtype}"
 
@@ -157,7 +151,6 @@ class PackedPartitioned(Packed):
         )
 
     def extra_repr(self) -> str:
-        """Return the layer's description, with alpha first."""
         return f"alpha={self.alpha}, {super().extra_repr()}"
 
 
@@ -208,13 +201,7 @@ class PackedLinear(Packed, SparseLinear):
     """What the packed linear layers share."""
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        """Apply the linear map."""
         return self.activated(x, "none")
-
-    def _held(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias, past nn.Module's way to find them: small layers are as quick."""
-        mine = self._parameters
-        return mine["weight"], mine["bias"]  # type: ignore[return-value]
 
     @abstractmethod
     def activated(self, x: Tensor, activation: dispatch.Activation) -> Tensor:
@@ -224,9 +211,7 @@ class PackedLinear(Packed, SparseLinear):
 class PackedPartitionedLinear(PackedPartitioned, PackedLinear):
     """A partitioned layer, packed by :func:`fissile.pack`; the tensors are kept as they are.
 
-    >>> model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> packed = fissile.pack(fissile.expand(model, alpha=2))
-    >>> type(packed[0]).__name__
+    >>> type(fissile.pack(fissile.expand(fissile.MLP([64, 8, 2]), 2)).layers[0]).__name__
     'PackedPartitionedLinear'
     """
 
@@ -247,19 +232,15 @@ class PackedPartitionedLinear(PackedPartitioned, PackedLinear):
         self._keep(weight, planes, alpha, bias)
 
     def activated(self, x: Tensor, activation: dispatch.Activation) -> Tensor:
-        """Apply the linear map and an activation."""
-        weight, bias = self._held()
         return dispatch.partitioned_linear(
-            x, weight, self._buffers["planes"], bias, self.alpha, activation
+            x, self.weight, self.planes, self.bias, self.alpha, activation
         )
 
 
 class PackedMaskedLinear(PackedMasked, PackedLinear):
     """A masked layer, packed by :func:`fissile.pack`; the tensors are kept as they are.
 
-    >>> model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> packed = fissile.pack(fissile.expand(model, alpha=2))
-    >>> type(packed[2]).__name__
+    >>> type(fissile.pack(fissile.expand(fissile.MLP([64, 8, 2]), 2)).layers[2]).__name__
     'PackedMaskedLinear'
     """
 
@@ -281,10 +262,8 @@ class PackedMaskedLinear(PackedMasked, PackedLinear):
         self._keep(weight, live, group, bias, layout)
 
     def activated(self, x: Tensor, activation: dispatch.Activation) -> Tensor:
-        """Apply the linear map and an activation."""
-        (weight, bias), bits = self._held(), self._buffers
-        how = bias, self.group, self.in_features, activation
-        return dispatch.masked_linear(x, weight, bits["live"], bits["start"], *how)  # type: ignore[arg-type]
+        how = self.bias, self.group, self.in_features, activation
+        return dispatch.masked_linear(x, self.weight, self.live, self.start, *how)
 
 
 # --- convolutions

@@ -48,11 +48,7 @@ class Block:
             rows = x.numel() // self.first.in_features
             if 1 <= rows <= most:
                 return call(x, rows)
-        at_once = dispatch.block(x, self._first(), self.activation, self._second())
-        if at_once is not None:
-            return at_once
-        hidden = self.first.activated(x, self.activation)
-        found: Tensor = self.second(hidden)
+        found: Tensor = self.second(self.first.activated(x, self.activation))
         return found
 
     def _prepare(self) -> _Ready:
@@ -66,12 +62,12 @@ class Block:
         if all(map(is_, held, last.held)) and last.seen == [look() for look in last.looks]:
             return last
         kernels, few = dispatch.kernels_for(mine.weight.device), None
-        if hasattr(kernels, "block_for_few") and dispatch.few_children(mine.alpha):
-            weight, planes, bias, alpha = self._first()
-            if its.weight.device == weight.device:
-                few = kernels.block_for_few(  # type: ignore[union-attr]
-                    weight, planes, bias, alpha, self.activation, *self._second()
-                )
+        alike = its.weight.device == mine.weight.device and dispatch.few_children(mine.alpha)
+        if alike and hasattr(kernels, "block_for_few"):
+            few = kernels.block_for_few(  # type: ignore[union-attr]
+                mine.weight, mine.planes, mine.bias, mine.alpha, self.activation,
+                its.weight, its.live, its.start, its.bias, its.group,
+            )  # fmt: skip
         looks = [look for t in held if t is not None for look in (t.data_ptr, t.numel)]
         # At once: another thread sees all of it or nothing.
         self._ready = _Ready(held, looks, [look() for look in looks], few)
@@ -88,20 +84,11 @@ class Block:
             and x.is_contiguous()
             and not torch.is_autocast_enabled("cpu")
             and forward_ad._current_level < 0
-            and not (torch.is_grad_enabled() and _wants_gradients(x, ready.held))
+            and not (
+                torch.is_grad_enabled()
+                and any(t is not None and t.requires_grad for t in (x, *ready.held))
+            )
         )
-
-    def _first(self) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
-        mine = self.first
-        return mine.weight, mine.planes, mine.bias, mine.alpha
-
-    def _second(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
-        its = self.second
-        return its.weight, its.live, its.start, its.bias, its.group
-
-
-def _wants_gradients(x: Tensor, held: tuple[Tensor | None, ...]) -> bool:
-    return x.requires_grad or any(t is not None and t.requires_grad for t in held)
 
 
 class PackedSequential(InferenceOnly, nn.Sequential):
@@ -117,7 +104,8 @@ class PackedSequential(InferenceOnly, nn.Sequential):
         """Pass the input through all modules."""
         modules = tuple(self._modules.values())
         # A compiler fuses by itself; hooks, and a forward of one's own, want to see what passes.
-        if dispatch.is_traced() or _all_watched() or any(map(_is_watched, modules)):
+        watched = everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks
+        if watched or dispatch.is_traced() or any(map(_is_watched, modules)):
             return super().forward(input)  # type: ignore[no-untyped-call]
         # Dropout may be switched on by itself, to draw several answers.
         now = [(module, module.training) for module in modules]
@@ -130,10 +118,6 @@ class PackedSequential(InferenceOnly, nn.Sequential):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the plan behind: a copy makes its own."""
         return {key: value for key, value in self.__dict__.items() if key != "_plan"}
-
-
-def _all_watched() -> bool:
-    return bool(everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
 
 
 def _is_watched(module: nn.Module) -> bool:

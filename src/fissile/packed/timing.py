@@ -61,11 +61,7 @@ class Rival(NamedTuple):
 
 
 def attempt(make: Callable[[], Rival]) -> Rival:
-    """Return a rival, or one that says why it cannot be made.
-
-    >>> attempt(lambda: module(packed_layer(layer, torch.float64, "inline"))).why
-    'packed weights are float32, float16, bfloat16, not torch.float64; use one of those'
-    """
+    """Return a rival, or one that says why it cannot be made."""
     try:
         return make()
     except _REFUSALS as error:
@@ -91,10 +87,7 @@ def layer_rivals(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Rival]:
-    """Return an expanded layer as it was before the split, written out, and packed.
-
-    ``before`` has its inputs and outputs before the split; None if the file does not say.
-    """
+    """Return a layer as it was before the split (inputs, outputs), written out, and packed."""
     how: dict[str, Any] = {"dtype": dtype, "device": device}
     bias = None if layer.bias is None else layer.bias.detach().to(**how)
 
@@ -117,11 +110,7 @@ def layer_rivals(
 def race(
     rivals: Mapping[str, Rival], x: Tensor, *, seconds: float
 ) -> tuple[dict[str, Timing], dict[str, str]]:
-    """Time rivals on one batch; return their times, and why the others have none.
-
-    >>> race({"dense": dense(weight, bias)}, x, seconds=0.5)
-    ({'dense': Timing(median=0.0031, low=0.0030, high=0.0032)}, {})
-    """
+    """Time rivals on one batch; return their times, and why the others have none."""
     why: dict[str, str] = {}
     calls: dict[str, Callable[[], Tensor]] = {}
     with torch.inference_mode():

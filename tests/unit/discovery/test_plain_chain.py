@@ -87,7 +87,7 @@ def test_other_models_are_traced(name):
 
 
 def test_a_plain_chain_is_not_traced(monkeypatch):
-    monkeypatch.setattr(search, "survey", None)
+    monkeypatch.setattr(search.Survey, "visit", None)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     state = torch.random.get_rng_state()
     assert expand(model, 2)[0].out_features == 12

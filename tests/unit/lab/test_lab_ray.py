@@ -87,21 +87,20 @@ def test_workers_that_come_later_are_waited_for_and_asked_for(monkeypatch, caplo
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "a core for us: waiting for workers (300 s) ..." in caplog.text
     assert [mine.cut(Pending(WORKS)) for _ in range(3)] == [None, None, (WORKS, "cpu")]
-    assert asked == [[{"CPU": 1}], []]  # and given back once there are any
+    assert asked == [[{"CPU": 1}]]  # once
     assert mine.slots == 5
+    mine.dismiss()
+    assert asked[1:] == [[]]
 
 
 def test_more_workers_are_asked_for_where_there_is_more_to_do(monkeypatch, asked):
     looks(monkeypatch, [])
     works = [Sampling(networks=400_000_000)]
     assert 8 < works[0].cost / cluster.PATIENCE < 9
-    RayBackend(works, device="cuda", wait=True).cut(Pending())
+    RayBackend(works, device="cuda", wait=True)
     assert asked == [9 * [{"CPU": 1, "GPU": 1}]]
-    mine = RayBackend(works, device="cuda", jobs=2, wait=True)
-    mine.cut(Pending())
+    RayBackend(works, device="cuda", jobs=2, wait=True)
     assert asked[1:] == [2 * [{"CPU": 1, "GPU": 1}]]
-    mine.dismiss()
-    assert asked[2:] == [[]]
 
 
 def test_workers_that_do_not_come_are_an_error(monkeypatch, caplog, asked):
@@ -114,7 +113,7 @@ def test_workers_that_do_not_come_are_an_error(monkeypatch, caplog, asked):
         RayBackend(WORKS, device="cuda", jobs=1, wait=True).cut(Pending(WORKS))
 
 
-def test_workers_that_all_go_are_asked_for_again(monkeypatch, asked):
+def test_workers_that_all_go_are_waited_for(monkeypatch, asked):
     looks(monkeypatch, [Node(4, 0, 64e9)], [], [], [Node(4, 0, 64e9)])
     mine = RayBackend(WORKS)
     slots = []
@@ -122,7 +121,8 @@ def test_workers_that_all_go_are_asked_for_again(monkeypatch, asked):
         mine.cut(Pending())
         slots.append(mine.slots)
     assert slots == [0, 0, 5]
-    assert asked == [[{"CPU": 1}], []]
+    mine.dismiss()
+    assert not asked
 
 
 # --- batches for a cluster

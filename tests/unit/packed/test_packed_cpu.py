@@ -164,22 +164,6 @@ def test_a_layer_that_stores_nothing_is_its_bias(group):
     assert torch.equal(cpu.masked_linear(x, *layer, "none"), layer.bias.expand(3, 5))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_a_block_is_its_two_layers(dtype, activation):
-    rng = np.random.default_rng(1)
-    first, owner = make_owned(rng, 12, 70, 4, dtype, False, True)
-    second, stored = make_bitmap(rng, 10, 12, 4, dtype, True)
-    x = normal(rng, 3, 70, dtype=dtype)
-    y = cpu.block(x, *first, activation, *second)
-    hidden = ACTIVATIONS[activation](x.double() @ first.dense(owner).T + first.bias.double())
-    right = hidden @ second.dense(stored).T + second.bias.double()
-    size = hidden.abs().sum(1, keepdim=True) * second.weight.double().abs().max() + 100
-    bound = torch.finfo(dtype).eps * right.abs() + 100 * 2**-24 * size
-    assert y.dtype == dtype
-    assert ((y.double() - right).abs() <= bound).all()
-
-
 @pytest.fixture
 def two_threads():
     before = torch.get_num_threads()
@@ -206,14 +190,13 @@ def test_threads_share_a_large_layer(activation, monkeypatch):
         monkeypatch.setattr(cpu, "_pool", lambda: pool)
         hidden = cpu.partitioned_linear(x, *first, activation)
         y = cpu.masked_linear(hidden, *second, "none")
-        both = cpu.block(x, *first, activation, *second)
-    assert len(pieces) == 4
+    assert len(pieces) == 2
     check(hidden, x, first.dense(owner), first.bias, activation)
     check(y, hidden, second.dense(stored), second.bias, "none")
-    assert torch.equal(both, y)
     torch.set_num_threads(1)
-    assert torch.equal(cpu.block(x, *first, activation, *second), y)
-    assert len(pieces) == 4
+    assert torch.equal(cpu.masked_linear(hidden, *second, "none"), y)
+    assert torch.equal(cpu.partitioned_linear(x, *first, activation), hidden)
+    assert len(pieces) == 2
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -332,7 +315,7 @@ def test_threads_that_did_not_survive_a_fork_are_replaced():
 def test_kernels_on_disk_know_what_they_were_made_with(kernel):
     """Numba compares what a kernel closes over, and the kernel's own file alone."""
     made = {
-        "activation": cpu.activation_kernel,
+        "activation": lambda: cpu._activation_step(torch.ones(1, 2), 1, "gelu")[0][0],
         "masked": lambda: cpu.masked_kernel(torch.float32, 4, False),
         "partitioned": lambda: cpu.partitioned_kernel(torch.float32, 4, False, False),
     }[kernel]()
@@ -384,8 +367,11 @@ def test_a_sample_is_the_same_in_any_batch():
     first, _ = make_owned(rng, 7, 90, 4, torch.float32, False, True)
     second, _ = make_bitmap(rng, 9, 7, 4, torch.float32, True)
     x = normal(rng, 5, 90, dtype=torch.float32)
-    alone = torch.cat([cpu.block(one[None], *first, "silu", *second) for one in x])
-    assert torch.equal(cpu.block(x, *first, "silu", *second), alone)
+
+    def both(x):
+        return cpu.masked_linear(cpu.partitioned_linear(x, *first, "silu"), *second, "none")
+
+    assert torch.equal(both(x), torch.cat([both(one[None]) for one in x]))
 
 
 def wrong_owned():

@@ -25,7 +25,7 @@ GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 40, "n_positions"
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    monkeypatch.setattr(dispatch, "_kernels", lambda kind: None)
+    monkeypatch.setattr(dispatch, "kernels_for", lambda device: None)
 
 
 @settings(max_examples=15, deadline=None)

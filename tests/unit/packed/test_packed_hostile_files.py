@@ -24,7 +24,7 @@ from fissile.packed.layers import Packed
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    monkeypatch.setattr(dispatch, "_kernels", lambda kind: None)
+    monkeypatch.setattr(dispatch, "kernels_for", lambda device: None)
 
 
 @pytest.fixture(scope="module")

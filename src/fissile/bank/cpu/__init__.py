@@ -1,13 +1,8 @@
 """The bank on a processor: one compiled call trains small MLPs for many epochs.
 
-A call holds no lock, so a pool of threads trains thousands of networks side by side, and none
-depends on the others. It agrees with :func:`fissile.bank.loop.fit`: the same order of samples,
-loss, penalties and Adam.
-
-* A removed weight does not exist: a ``Wiring`` lists the inputs each neuron has, so that an
-  expanded network costs no more than the dense one.
-* A batch is turned on its side, features by samples: each weight then meets a whole row of samples,
-  in registers. Batches of any size go through in tiles of ``LANES`` samples.
+It agrees with :func:`fissile.bank.loop.fit`. A ``Wiring`` lists the weights that exist, so that an
+expanded network costs no more than the dense one. Batches go through in tiles of ``LANES`` samples,
+features by samples: each weight then meets a whole row of samples, in registers.
 """
 
 from __future__ import annotations
@@ -40,8 +35,6 @@ from fissile.bank.stack import (
 if TYPE_CHECKING:
     from fissile.bank.cpu.layout import Samples
     from fissile.bank.engines import Record
-
-__all__ = ["can", "run"]
 
 Rows = npt.NDArray[np.int64]
 Sets = tuple["Samples", "Samples"]

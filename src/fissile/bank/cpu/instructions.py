@@ -1,7 +1,6 @@
 """The kernel's inner loops as vector instructions.
 
-They are written as instructions because the compiler, left alone, keeps no row of samples in
-registers.
+The compiler, left alone, keeps no row of samples in registers.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ def inner(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _instructions(function: Callable[..., Any]) -> Any:
-    """Let compiled functions call what a function emits.
-
-    It is given an ``_Emit`` and the arguments, arrays as pointers; what it returns is a number of
-    the first array's dtype, or None.
-    """
+    """Let compiled functions call what a function of an ``_Emit`` and arguments emits."""
 
     def typed(typing: Any, *kinds: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:

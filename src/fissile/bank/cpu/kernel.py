@@ -80,12 +80,6 @@ def train_networks(
 ) -> Trained:
     """Train some networks of a stack in place, one after the other, in one compiled call.
 
-    >>> wiring = Wiring.of(masks)
-    >>> theta = wiring.pack(weights, biases)
-    >>> state = theta, np.zeros_like(theta), np.zeros_like(theta)
-    >>> done = train_networks(architecture, wiring, state, steps, np.arange(64), seeds, range(25),
-    ...                       train, test, hyper, batch=64)
-
     ``state`` holds the flat rows of all networks, then Adam's first and second moments; ``steps``
     counts Adam's steps. Both change in place. ``rows`` says which networks to train. All arrays
     are contiguous, and those of numbers have one dtype.

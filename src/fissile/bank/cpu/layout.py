@@ -19,10 +19,7 @@ BLOCK = 64
 
 
 class Architecture(NamedTuple):
-    """The linear layers of a network: their widths, what is behind them, and which is W1.
-
-    >>> Architecture.of((32, 8, 1), relu=(True, False), biased=(True, True))
-    """
+    """The linear layers of a network: their widths, what is behind them, and which is W1."""
 
     sizes: Array
     relu: Array
@@ -55,10 +52,7 @@ class Architecture(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Samples and their labels, as the kernel reads them; nothing is copied if it need not be.
-
-    >>> train = Samples.of(x, y)  # x may be a read-only memory map
-    """
+    """Samples and their labels, as the kernel reads them; nothing is copied if it need not be."""
 
     x: Array
     y: Array

@@ -1,12 +1,8 @@
 """The bank on a GPU: one program trains one small network and keeps all of it on chip.
 
-A network here is ``z = W2 · relu(W1 x + b1) + b2`` with a few hundred to a few thousand weights.
-Its weights, both Adam moments and the activations stay in registers and shared memory over all
-steps of all epochs of a launch; only the rows of the batches are read. It computes what
-:func:`fissile.bank.loop.fit` computes, and no network knows of the others in its launch: the result
-is the same alone and in company, to the bit where the launches have the same settings.
-
-Only :func:`train` needs Triton.
+A network here is ``z = W2 · relu(W1 x + b1) + b2`` with a few hundred to a few thousand weights,
+trained as :func:`fissile.bank.loop.fit` does. The result is the same alone and in company, to the
+bit where the launches have the same settings. Only :func:`train` needs Triton.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import threading
 import time
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -41,12 +37,6 @@ from fissile.layers import SparseLinear
 
 if TYPE_CHECKING:
     from fissile.bank.engines import OnEpochs
-
-__all__ = [
-    "Curves", "DataSets", "Networks", "can", "fits", "padded", "run", "together", "train",
-]  # fmt: skip
-
-Precision = Literal["ieee", "tf32x3", "tf32"]
 
 #: The inner dimension of a matrix product in a kernel has at least this size.
 _LEAST_INNER = 16
@@ -85,11 +75,7 @@ class Networks:
 
 @dataclass(frozen=True)
 class DataSets:
-    """The data sets and which of them each network learns.
-
-    Inputs may also be ``uint8`` or ``bfloat16``: what is Boolean is exact there, and a quarter or
-    half of the bytes are read.
-    """
+    """The data sets and which of them each network learns; inputs may be of other dtypes."""
 
     x: Tensor  # (sets, samples, inputs)
     y: Tensor  # (sets, samples), int32
@@ -108,13 +94,7 @@ class Curves:
 
 
 def fits(hidden: int, inputs: int, outputs: int) -> bool:
-    """Return whether a network of these sizes is one the kernel is meant for.
-
-    >>> fits(8, 32, 1)
-    True
-    >>> fits(1024, 784, 10)
-    False
-    """
+    """Return whether a network of these sizes is one the kernel is meant for."""
     h, d, c = padded(hidden, inputs, outputs)
     return d <= _MOST_INPUTS and h * max(d, c) <= _MOST_WEIGHTS and c <= _MOST_CLASSES
 
@@ -125,27 +105,17 @@ def train(
     keys: Tensor,
     *,
     batch: int = 64,
-    precision: Precision = "tf32x3",
     chunk: int | None = None,
     num_warps: int | None = None,
 ) -> Curves:
     """Train every network of a stack for some epochs, in place, in one launch.
 
-    >>> keys = torch.stack([order_keys(seeds, epoch) for epoch in range(25)], 1)
-    >>> curves = train(networks, data, keys)
-
     A network whose loss or parameters stop being finite is left as it was after its last finished
-    epoch. The last batch of an epoch takes the samples that are left. All tensors are contiguous,
-    have the shapes and dtypes that their comments say, and lie on one device.
+    epoch. All tensors are contiguous and on one device; keys, of the order of samples, are int64,
+    (networks, epochs, rounds, 2).
 
-    Args:
-        networks, data: what is trained, and on what.
-        keys: of the order of samples, (networks, epochs, rounds, 2), int64.
-        batch: samples of a step.
-        precision: of the matrix products.
-        chunk: samples on chip at a time, a power of two from 16 on; by default what suits.
-        num_warps: of 32 threads, for each network; by default what suits. With chunks of more than
-            32 samples at most 4: Triton 3.6 compiles some others to wrong addresses.
+    A chunk of samples, a power of two from 16 on, is on chip at a time. With more than 32 samples
+    ``num_warps`` is at most 4: Triton 3.6 compiles some others to wrong addresses.
     """
     from fissile.bank.gpu.kernels import train_kernel
 
@@ -178,7 +148,7 @@ def train(
             N=samples, TESTS=data.xt.shape[1], BITS=bits, SHIFT=shift,
             D=inputs, H=hidden, C=outputs, B=batch, DP=d, HP=h, CP=c, CHUNK=chunk,
             MASK1=networks.mask1 is not None, MASK2=networks.mask2 is not None,
-            ORTHOGONAL=networks.orthogonal is not None, PRECISION=precision,
+            ORTHOGONAL=networks.orthogonal is not None, PRECISION="tf32x3",
             num_warps=num_warps, num_stages=1,
         )  # fmt: skip
     return curves
@@ -198,11 +168,8 @@ def padded(
 
 
 def _suiting(networks: int, h: int, d: int, c: int) -> tuple[int, int]:
-    """Return the chunk and the warps that suit, after benchmarks/gpu_shapes.py on an H200.
-
-    Up to 2048 weights they were timed alone on the chip; beyond, only roughly, side by side.
-    Few networks leave the chip idle: then more threads for each shorten its steps.
-    """
+    """Return the chunk and the warps that suit, after benchmarks/gpu_shapes.py on an H200."""
+    # Few networks leave the chip idle: then more threads for each shorten its steps.
     weights = h * max(d, c)
     if weights <= 256:
         return (64, 4) if networks <= 264 else (32, 2) if networks <= 1056 else (32, 1)
@@ -237,11 +204,8 @@ def can(stack: Stack) -> bool:
 
 
 def together(stacks: Sequence[Stack]) -> list[list[Stack]]:
-    """Sort stacks into groups that one launch can train: those whose padded sizes are the same.
-
-    A launch waits for its slowest network and leaves the rest of the chip idle, and every size
-    costs a compilation of seconds: fewer and fuller launches are worth some zeros.
-    """
+    """Sort stacks into groups that one launch can train: those whose padded sizes are the same."""
+    # Every size costs a compilation of seconds: fewer and fuller launches are worth some zeros.
     groups: dict[Hashable, list[Stack]] = {}
     for stack in stacks:
         first, second = linear_layers(stack.module)
@@ -297,7 +261,6 @@ class _Job:
 
     @property
     def epoch(self) -> int:
-        """How far all of them are."""
         return self.stacks[0].epoch
 
     def launch(self, until: int) -> list[tuple[Stack, Tensor, Tensor]]:
@@ -388,8 +351,10 @@ class _Job:
         sets, which = joined_data(self.stacks)
 
         def stacked(name: str, dtype: torch.dtype) -> Tensor:
-            parts = [torch.as_tensor(getattr(data, name)) for data in sets]
-            return torch.stack([self._widened(part.to(self.device, dtype)) for part in parts])
+            parts = [torch.as_tensor(getattr(data, name)).to(self.device, dtype) for data in sets]
+            if parts[0].ndim > 1:  # zeros fill samples up to the inputs of the tile
+                parts = [functional.pad(part, (0, self.tile[1] - part.shape[-1])) for part in parts]
+            return torch.stack(parts)
 
         return DataSets(
             x=stacked("x", torch.float32),
@@ -398,11 +363,6 @@ class _Job:
             yt=stacked("y_test", torch.int32),
             which=which.to(self.device, torch.int32),
         )
-
-    def _widened(self, part: Tensor) -> Tensor:
-        """Fill samples up with zeros to the inputs of the tile; labels stay as they are."""
-        more = self.tile[1] - part.shape[-1] if part.ndim > 1 else 0
-        return functional.pad(part, (0, more))
 
 
 def _matrices(layers: Sequence[WideLayer]) -> list[Tensor]:

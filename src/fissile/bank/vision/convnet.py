@@ -129,13 +129,7 @@ def scaled(
 def image_order(
     seed: int | Int[Tensor, ""], epoch: int, samples: int, *, mirror: bool
 ) -> Int[Tensor, " samples"]:
-    """Return the order of an epoch's images; with ``mirror``, half of them as ``~row``: mirrored.
-
-    >>> image_order(seed=0, epoch=0, samples=5, mirror=True)
-    tensor([-2, -5, -1,  3, -3])
-
-    Which images are mirrored is drawn anew for each epoch.
-    """
+    """Return the order of an epoch's images; with ``mirror``, half are mirrored: ``~row``."""
     rows = order(seed, epoch, samples)
     if not mirror:
         return rows

@@ -109,7 +109,6 @@ class Flat:
 
     @torch.no_grad()
     def _fetch(self) -> None:
-        """Copy weights and moments from the model."""
         for place, parameter in zip(self.places, self.parameters, strict=True):
             place.view(self.weights).copy_(parameter)
             state = self.adam.state.get(parameter, {})
@@ -172,10 +171,7 @@ def _gather_kernel(  # type: ignore[no-untyped-def]
     images, labels, order, counters, scale, out, target, H: tl.constexpr, W: tl.constexpr,
     ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copy the next images of the order: bytes to numbers, each pixel with its 3x3 neighbours.
-
-    A row below zero, ``~row``, stands for the mirrored image.
-    """
+    """Copy the next images of the order: bytes to numbers, each pixel with its 3x3 neighbours."""
     i = tl.program_id(0)
     row = tl.load(order + tl.load(counters) + i)
     mirrored = row < 0
@@ -356,7 +352,6 @@ class Step:
         return numbers
 
     def state(self) -> list[Tensor]:
-        """Return all that training changes."""
         flat = self.flat
         return [flat.weights, flat.means, flat.squares, self.counters, *self._running()]
 
@@ -365,7 +360,6 @@ class Step:
 
     @torch.no_grad()
     def home(self) -> None:
-        """Bring everything home to the job."""
         steps = int(self.counters[1])
         self.flat.home(steps)
         norms = (m for m in self.job.model.backbone if isinstance(m, nn.BatchNorm2d))
@@ -377,11 +371,7 @@ class Step:
 
 
 def batch_sizes(samples: int, batch: int) -> list[int]:
-    """Return the sizes of an epoch's batches; the last may be smaller.
-
-    >>> batch_sizes(10, 4)
-    [4, 4, 2]
-    """
+    """Return the sizes of an epoch's batches; the last may be smaller."""
     return [min(batch, samples - start) for start in range(0, samples, batch)]
 
 
@@ -389,12 +379,7 @@ def batch_sizes(samples: int, batch: int) -> list[int]:
 
 
 class Graphs:
-    """Trains jobs on a GPU, up to ``together`` of them at once.
-
-    >>> engine = Graphs(images, Recipe(), torch.device("cuda"), torch.bfloat16, 5)
-    >>> for _ in engine.train(job):
-    ...     pass  # a step is on its way
-    """
+    """Trains jobs on a GPU, up to ``together`` of them at once."""
 
     def __init__(
         self, images: Images, recipe: Recipe, device: torch.device, dtype: torch.dtype,
@@ -456,10 +441,7 @@ class Graphs:
         self.streams.append(stream)
 
     def _rehearse(self, job: Job) -> None:
-        """Make steps with a copy on every stream: kernels are compiled and convolutions chosen.
-
-        What is recorded into a graph must not do so for the first time there.
-        """
+        """Make steps with a copy on every stream: a graph records no first choice of kernels."""
         model, adam = copy.deepcopy((job.model, job.adam))
         for stream in self.streams:
             with torch.cuda.stream(stream), exact_and_tuned():

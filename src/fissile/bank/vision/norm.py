@@ -1,8 +1,7 @@
 """BatchNorm, ReLU and, after a block, pooling as one function with a gradient, in Triton.
 
-Activations are matrices of pixels by channels, as channels-last tensors lie in memory. A reduction
-over pixels is dealt to many programs. The one that finishes last adds up the sums of all, so no
-second launch is needed, and the sum does not depend on the order in which programs finish.
+Activations are matrices of pixels by channels. A reduction over pixels is dealt to many programs;
+the one that finishes last adds up all sums, in an order that is always the same.
 """
 
 from __future__ import annotations

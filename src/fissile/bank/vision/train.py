@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.optim import Adam
@@ -23,6 +23,9 @@ from fissile.bank.spec import Arm, Dense, Expand
 from fissile.bank.vision.convnet import SHRINKS, ConvNet, Images, image_order, scaled, taken
 from fissile.expansion.budget import nonzeros
 from fissile.expansion.expand import expand
+
+if TYPE_CHECKING:
+    from fissile.bank.vision.graphs import Graphs
 
 Enough = Callable[[Sequence[float]], bool]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -35,10 +38,7 @@ _MANY = 500
 
 @dataclass(frozen=True)
 class Network:
-    """A network to train; the seed decides its weights, the order of its batches and its splits.
-
-    >>> Network(projection=256, neurons=20, seed=0)
-    """
+    """A network to train; the seed decides its weights, the order of its batches and its splits."""
 
     projection: int
     neurons: int
@@ -54,9 +54,6 @@ class Network:
 @dataclass(frozen=True)
 class Trained:
     """What became of a network in one arm.
-
-    >>> trained = train([Network(256, 20, seed=0)], images, {"dense": Dense()})
-    >>> trained[0]["dense"].accuracy[-1]
 
     A network that diverged is what it was after its last finite epoch; NaN follows in its curves.
     """
@@ -89,17 +86,12 @@ def train(
     >>> trained = train([Network(256, 20, seed=0)], images, {"dense": Dense(), "fpe": Expand(2)})
     >>> trained[0]["fpe"].accuracy[-1]
 
+    A result depends on the network's seed, not on its company. Backbone and head learn on in each
+    arm; L1 is on the head's W1, L2 on all parameters. On ``"cuda"`` every step is one CUDA graph.
+
     Args:
-        networks: what to train; a result depends on the network's seed, not on its company.
-        data: the images, normalised as :class:`Images` says.
-        arms: ``Dense`` or ``Expand`` by name; backbone and head learn on in each.
-        recipe: as for MLPs; L1 is on the head's W1, L2 on all parameters, the backbone's too.
-        warm_up: epochs before the split.
-        fine_tune: epochs after it.
         mirror: half of the training images are mirrored, drawn anew for each epoch.
         enough: told an arm's accuracies after each epoch; it ends early where this returns True.
-        device: on ``"cuda"`` every step is one CUDA graph (needs Triton).
-        side_by_side: networks at once on a GPU.
         progress: told the share that is done, 0 to 1, after every epoch.
         on_trained: told the network's place, the arm and what became of it, as soon as it is done.
         precision: ``"auto"`` is bfloat16 with float32 weights on a GPU, float32 elsewhere.
@@ -145,11 +137,6 @@ def train(
     return [{name: result[name] for name in arms} for result in results]
 
 
-class _Engine(Protocol):
-    def train(self, job: Job) -> Iterator[None]:
-        """Train a job until it is done, stopping after each step: others go on beside it."""
-
-
 def _engine(
     data: Images,
     recipe: Recipe,
@@ -158,7 +145,7 @@ def _engine(
     together: int,
     *,
     mirror: bool,
-) -> _Engine:
+) -> Loop | Graphs:
     if precision not in ("auto", "float32", "bfloat16"):
         raise FissileError(f"unknown precision {precision!r}; use auto, float32 or bfloat16")
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
@@ -228,7 +215,6 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Return whether nothing is left to do."""
         return self.diverged or self.epoch >= self.until
 
     def record(self, accuracy: float, loss: float) -> None:
@@ -261,7 +247,6 @@ class Job:
         )  # fmt: skip
 
     def trained(self) -> Trained:
-        """Return what became of the network."""
         existing = nonzeros(self.model.head).weights
         return Trained(self.accuracy, self.loss, existing, self.diverged, self.model)
 
@@ -272,11 +257,7 @@ def make_adam(model: ConvNet, recipe: Recipe) -> Adam:
 
 
 class Loop:
-    """Trains jobs with an ordinary loop.
-
-    >>> for _ in Loop(images, Recipe(), torch.device("cpu")).train(job):
-    ...     pass  # after every step
-    """
+    """Trains jobs with an ordinary loop."""
 
     def __init__(
         self, images: Images, recipe: Recipe, device: torch.device, *, mirror: bool = False

@@ -1,8 +1,5 @@
 """The lab on a Ray cluster: the same trials, into the same store, under the same keys.
 
->>> with cluster(works, address="10.0.0.1:6379") as backend:
-...     run(works, store, backend)
-
 Workers need an installed fissile of the driver's version and nothing else: trials and data sets
 come to them, results go back, and only the driver sees the store.
 """
@@ -36,22 +33,9 @@ from fissile.lab.batching import (
 )
 from fissile.lab.classifier import Arrays, load
 from fissile.lab.compute import compute
-from fissile.lab.ray.connect import Home, answers, connected
+from fissile.lab.ray.connect import answers, connected
 from fissile.lab.ray.workers import CORES, entry
 from fissile.lab.trial import Boolean, Contender, Features, Images, Sampling, Work
-
-__all__ = [
-    "PATIENCE",
-    "Home",
-    "Node",
-    "RayBackend",
-    "Shares",
-    "answers",
-    "cluster",
-    "connected",
-    "nodes_of",
-    "shares_of",
-]
 
 _log = logging.getLogger("fissile")
 
@@ -86,11 +70,7 @@ class Shares(NamedTuple):
 
 
 def nodes_of(told: Iterable[Mapping[str, Any]]) -> list[Node]:
-    """Read what ``ray.nodes()`` says of the nodes that are alive.
-
-    >>> nodes_of([{"Alive": True, "Resources": {"CPU": 2.0, "memory": 8e9}}])
-    [Node(cpus=2, gpus=0, memory=8000000000.0)]
-    """
+    """Read what ``ray.nodes()`` says of the nodes that are alive."""
     alive = [one.get("Resources", {}) for one in told if one["Alive"]]
     return [
         Node(int(one.get("CPU", 0)), int(one.get("GPU", 0)), float(one.get("memory", inf)))
@@ -99,12 +79,7 @@ def nodes_of(told: Iterable[Mapping[str, Any]]) -> list[Node]:
 
 
 def shares_of(nodes: Sequence[Node], works: Sequence[Work], device: str | None) -> Shares:
-    """Count the workers that trials may have.
-
-    >>> shares_of([Node(16, 1, 64e9)], works, device=None)
-
-    A GPU has several, each with a core of its own; the other cores work by themselves.
-    """
+    """Count the workers: several for a GPU, each with a core; other cores work by themselves."""
     with_gpu = [node for node in nodes if node.gpus and device != "cpu"]
     jobs = [default_jobs("cuda", works, cores=node.cpus // node.gpus) for node in with_gpu]
     per_gpu = min(jobs, default=1)
@@ -118,11 +93,7 @@ def shares_of(nodes: Sequence[Node], works: Sequence[Work], device: str | None) 
 
 
 def memory_of(work: Work) -> int:
-    """Return the bytes that a worker asks for: a process that trains, and the trial's data set.
-
-    >>> memory_of(Trial(Features("imagenet1k-clip"))) // 2**20
-    3624
-    """
+    """Return the bytes that a worker asks for: a process that trains, and the trial's data set."""
     if isinstance(work, Sampling) or isinstance(work.task, Boolean):
         return PROCESS
     entry = work.task.entry
@@ -143,9 +114,6 @@ class _Task:
 class RayBackend:
     """The workers of the cluster that this process is connected to.
 
-    >>> with connected() as home:
-    ...     run(works, store, RayBackend(works, home.address))
-
     Where there is none, it gives up, or waits for some minutes if ``wait`` says that one may come.
     """
 
@@ -161,7 +129,8 @@ class RayBackend:
     ) -> None:
         import ray
 
-        self._works, self._home, self._device, self._jobs = works, home, device, jobs
+        self._works, self._home, self._device = works, home, device
+        self._most = inf if jobs is None else jobs
         self._cells = len({work.network() for work in works if isinstance(work, Contender)})
         self._remote = ray.remote(entry())
         self._sizes = _BATCH if every is None else dict.fromkeys(_BATCH, every)
@@ -172,13 +141,16 @@ class RayBackend:
         self._gpus = 1.0  # what a batch takes of one
         self._largest = inf  # the memory of the largest node
         self._looked = self._heard = self._manned = time.monotonic()
-        self._asked = 0  # workers, of the autoscaler
         self._look()
-        if not self.slots:
+        self._asked = not self.slots
+        if self._asked:
             lacks = f"no node of the cluster has {'a GPU' if device == 'cuda' else 'a core'} for us"
             if not wait:
                 raise FissileError(f"{lacks}; add one that has, or ask for another device")
             _log.warning(f"{lacks}: waiting for workers ({PATIENCE:.0f} s) ...")
+            # As many as are worth the minutes that they take to come.
+            worth = max(1, ceil(sum(work.cost for work in works) / PATIENCE))
+            _ask(int(min(worth, self._most)), device)
 
     @property
     def slots(self) -> int:
@@ -243,7 +215,8 @@ class RayBackend:
     def dismiss(self) -> None:
         """Call back every batch that is still out, and every machine that was asked for."""
         self._recall(self._tasks.values())
-        self._ask(0)
+        if self._asked and (not self._home or answers(self._home)):
+            _ask(0, self._device)
 
     def _arrays(self, works: list[Work]) -> Any:
         """Return where the data set of a batch is in the cluster, or None if it needs none."""
@@ -270,7 +243,6 @@ class RayBackend:
         return error
 
     def _recall(self, tasks: Iterable[_Task]) -> None:
-        """End tasks, running or not."""
         import ray
 
         for task in tasks:
@@ -278,22 +250,8 @@ class RayBackend:
             with suppress(Exception):  # the cluster may be gone
                 ray.cancel(task.reference, force=True)
 
-    def _ask(self, workers: int) -> None:
-        """Let the cluster's autoscaler, if it has one, start machines for this many workers.
-
-        It keeps them until it is asked for none.
-        """
-        if workers == self._asked or (self._home and not answers(self._home)):
-            return
-        self._asked = workers
-        with suppress(Exception):  # it is a favour
-            from ray.autoscaler.sdk import request_resources
-
-            worker = {"CPU": CORES, "GPU": 1} if self._device == "cuda" else {"CPU": CORES}
-            request_resources(bundles=workers * [worker])
-
     def _look_again(self) -> None:
-        """Look at the cluster every few seconds; ask for workers where there are none."""
+        """Look at the cluster every few seconds; give up where it stays without workers."""
         now = time.monotonic()
         if now > self._looked + _LOOK:
             self._looked = now
@@ -304,19 +262,16 @@ class RayBackend:
                 raise Halt(f"the cluster at {self._home} does not answer any more")
         if self.slots:
             self._manned = now
-            self._ask(0)
         elif now > self._manned + PATIENCE:
             raise Halt(f"the cluster has had no worker for {PATIENCE:.0f} seconds")
-        else:  # as many as are worth the minutes that they take to come
-            worth = max(1, ceil(sum(work.cost for work in self._works) / PATIENCE))
-            self._ask(worth if self._jobs is None else min(worth, self._jobs))
 
     def _look(self) -> None:
         nodes = _nodes()
         shares = shares_of(nodes, self._works, self._device)
-        most = inf if self._jobs is None else self._jobs
-        on_gpu = int(min(_ahead(shares.gpus), most))
-        self._slots = {"cuda": on_gpu, "cpu": int(min(_ahead(shares.cpus), most - on_gpu))}
+        # One batch more than there are workers lies ready for whoever is done first.
+        gpus, cpus = (count + (count > 0) for count in (shares.gpus, shares.cpus))
+        on_gpu = int(min(gpus, self._most))
+        self._slots = {"cuda": on_gpu, "cpu": int(min(cpus, self._most - on_gpu))}
         self._contenders = ceil(self._cells / max(1, shares.gpus))
         self._gpus = floor(1e4 / shares.per_gpu) / 1e4  # as finely as Ray counts
         self._largest = max((node.memory for node in nodes if node.cpus), default=inf)
@@ -328,9 +283,13 @@ class RayBackend:
         )
 
 
-def _ahead(workers: int) -> int:
-    """Return how many batches keep workers busy: one lies ready for whoever is done first."""
-    return workers + 1 if workers else 0
+def _ask(workers: int, device: str | None) -> None:
+    """Let the cluster's autoscaler, if it has one, keep machines for this many workers."""
+    with suppress(Exception):  # it is a favour
+        from ray.autoscaler.sdk import request_resources
+
+        worker = {"CPU": CORES, "GPU": 1} if device == "cuda" else {"CPU": CORES}
+        request_resources(bundles=workers * [worker])
 
 
 def _nodes() -> list[Node]:
@@ -367,14 +326,9 @@ def cluster(
     >>> with cluster(works) as backend:
     ...     run(works, store, backend)
 
-    A cluster that is joined may have no worker yet: its autoscaler is asked for some.
-
-    Args:
-        works: the trials; what they are decides how many of them suit a worker.
-        address: of the cluster; by default ``RAY_ADDRESS``, else this machine's cores become one.
-        device: ``cpu`` or ``cuda``; by default all workers take part.
-        jobs: batches in flight at most.
-        every: estimated seconds of work on two cores in a batch.
+    A cluster that is joined may have no worker yet: its autoscaler is asked for some. By default
+    workers with and without a GPU take part. At most ``jobs`` batches are in flight, each of
+    ``every`` estimated seconds of work on two cores.
     """
     with connected(address) as home:
         backend = RayBackend(

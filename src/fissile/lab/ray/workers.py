@@ -16,10 +16,9 @@ from fissile.lab.batching import Report
 from fissile.lab.classifier import Arrays
 from fissile.lab.store import Provenance
 
-__all__ = ["CORES", "entry", "given_gpu", "perform"]
-
 #: Cores that a task asks for, and keeps to.
 CORES = 1
+_here = lru_cache(Provenance.here)
 
 
 def entry() -> Callable[..., object]:
@@ -48,10 +47,7 @@ def entry() -> Callable[..., object]:
 
 
 def perform(payload: bytes, held: Arrays | None = None) -> Report:
-    """Compute a batch; ``held`` is the data set that it needs.
-
-    >>> perform(pickle.dumps((compute, [Trial(warm_up=1, fine_tune=1)], "cpu"))).outcomes
-    """
+    """Compute a batch; ``held`` is the data set that it needs."""
     keep_to(CORES)  # other tasks have the others
     compute, works, device = pickle.loads(payload)
     if device == "cuda" and torch.cuda.is_available():
@@ -64,11 +60,7 @@ def perform(payload: bytes, held: Arrays | None = None) -> Report:
 
 
 def given_gpu() -> int:
-    """Return which of the GPUs that this process sees Ray has given to its task.
-
-    >>> given_gpu()
-    0
-    """
+    """Return which of the GPUs that this process sees Ray has given to its task."""
     import ray
 
     given = [str(one) for one in ray.get_gpu_ids()]
@@ -76,8 +68,3 @@ def given_gpu() -> int:
     if not given:
         return 0
     return seen.index(given[0]) if given[0] in seen else int(given[0])
-
-
-@lru_cache
-def _here(device: str) -> Provenance:
-    return Provenance.here(device)

@@ -1,11 +1,8 @@
 """Packed layers on a processor: the wide network at the memory traffic of the narrow one.
 
-A layer with one sample takes as long as its weights take to come from memory. Packed weights are no
-more than the dense ones, so the children come almost for free: every weight is read once, and
-vector instructions add it to the child that owns it.
-
-Large layers are cut into pieces for several threads. Nothing is compiled before the first call, and
-compiled code is kept on disk.
+Every weight is read once, and vector instructions add it to the child that owns it. Large layers
+are cut into pieces for several threads. Nothing is compiled before the first call, and compiled
+code is kept on disk.
 """
 
 from __future__ import annotations
@@ -25,15 +22,6 @@ from torch import Tensor
 from fissile._common.errors import FissileError, needs
 from fissile.packed.bits import owner_bits
 
-__all__ = [
-    "block",
-    "block_for_few",
-    "can_run",
-    "masked_linear",
-    "partitioned_linear",
-    "takes",
-]
-
 #: The activations by their number in the kernels; those from gelu on have a kernel of their own.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 KINDS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -49,11 +37,7 @@ MOST_SAMPLES = {
 
 @cache
 def can_run() -> bool:
-    """Return whether numba is installed and compiles; if not, plain PyTorch serves.
-
-    >>> can_run()
-    True
-    """
+    """Return whether numba is installed and compiles; if not, plain PyTorch serves."""
     try:
         x = torch.ones(1, 1, dtype=torch.float32, device="cpu")
         live, start = x.to(torch.uint8), x.to(torch.int32) - 1
@@ -68,11 +52,7 @@ def takes(
 ) -> bool:
     """Return whether a kernel is faster than writing the weights out for a dense product.
 
-    >>> takes(1, torch.float32, 2)
-    True
-
-    A partitioned layer has owners of ``bits``, in planes or in its weights; a masked layer has
-    None, and a group.
+    A masked layer has no ``bits`` of owners but a group.
     """
     partitioned, masked = MOST_SAMPLES.get(dtype, (0, 0))
     if bits is None:  # in large groups there is less to search for
@@ -84,55 +64,8 @@ def partitioned_linear(
     x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
-    """Compute the children of a partitioned layer from its parents' weights.
-
-    >>> partitioned_linear(x, weight, None, bias, alpha=4, activation="relu").shape
-    torch.Size([1, 16384])
-
-    The batch is a matrix; all else is as in :func:`fissile.packed.dispatch.partitioned_linear`.
-    """
+    """Compute the children of a partitioned layer for a matrix of samples."""
     check_partitioned(x, weight, planes, bias, alpha, activation)
-    return _partitioned(x, weight, planes, bias, alpha, activation).to(weight.dtype)
-
-
-def masked_linear(
-    x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
-    activation: str,
-) -> Tensor:  # fmt: skip
-    """Compute a masked layer of which only the groups that exist are stored.
-
-    >>> y = masked_linear(x, weight, live, start, bias, group=4, activation="none")
-
-    The batch is a matrix; all else is as in :func:`fissile.packed.dispatch.masked_linear`.
-    """
-    check_masked(x.shape[-1], weight, live, start, bias, group, activation)
-    _check("x", x, (x.shape[0], x.shape[-1]), weight.dtype)
-    return _masked(x, weight, live, start, bias, group, activation).to(weight.dtype)
-
-
-def block(
-    x: Tensor, weight1: Tensor, planes: Tensor | None, bias1: Tensor | None, alpha: int,
-    activation: str, weight2: Tensor, live: Tensor, start: Tensor, bias2: Tensor | None, group: int,
-) -> Tensor:  # fmt: skip
-    """Compute a partitioned layer, its activation and the masked layer after it.
-
-    >>> y = block(x, weight1, None, bias1, 4, "relu", weight2, live, start, bias2, group=4)
-
-    What is between the layers is never rounded to half precision.
-    """
-    check_partitioned(x, weight1, planes, bias1, alpha, activation)
-    check_masked(alpha * weight1.shape[0], weight2, live, start, bias2, group, "none")
-    if weight2.dtype is not weight1.dtype:
-        raise FissileError(f"the layers are {weight1.dtype} and {weight2.dtype}; use one dtype")
-    hidden = _partitioned(x, weight1, planes, bias1, alpha, activation)
-    return _masked(hidden, weight2, live, start, bias2, group, "none").to(weight2.dtype)
-
-
-def _partitioned(
-    x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
-    activation: str,
-) -> Tensor:  # fmt: skip
-    """Return the children in float32."""
     x, bias = x.float(), None if bias is None else bias.float()
     (h, d), batch = weight.shape, len(x)
     y = x.new_empty(batch, h * alpha)
@@ -140,14 +73,16 @@ def _partitioned(
     addresses = map(_address, (weight, planes, bias, x, y))
     args = (*addresses, h, d, batch, alpha, int(activation == "relu"))
     spread([(kernel, args), *_activation_step(y, alpha, activation)], h, h * d * batch)
-    return y
+    return y.to(weight.dtype)
 
 
-def _masked(
+def masked_linear(
     x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
-    """Return the outputs in float32."""
+    """Compute a masked layer, of which only the groups that exist are stored, for a matrix."""
+    check_masked(x.shape[-1], weight, live, start, bias, group, activation)
+    _check("x", x, (x.shape[0], x.shape[-1]), weight.dtype)
     x, bias = x.float(), None if bias is None else bias.float()
     outputs, (batch, n) = len(live), x.shape
     y = x.new_empty(batch, outputs)
@@ -156,28 +91,21 @@ def _masked(
     args = (*addresses, outputs, n, batch, int(activation == "relu"))
     steps = [(kernel, args), *_activation_step(y, 1, activation)]
     spread(steps, outputs, len(weight) * batch)
-    return y
+    return y.to(weight.dtype)
 
 
 def _activation_step(y: Tensor, each: int, activation: str) -> list[Step]:
     """Return the step of an activation; those that only compare are part of the kernels."""
     if activation in ("none", "relu"):
         return []
+    from fissile.packed.cpu.kernels import activate
+
     batch, outputs = y.shape
-    args = (y.data_ptr(), outputs, batch, each, ACTIVATIONS[activation])
-    return [(activation_kernel(), args)]
+    return [(activate, (y.data_ptr(), outputs, batch, each, ACTIVATIONS[activation]))]
 
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-@cache
-def activation_kernel() -> Callable[..., None]:
-    """Return the kernel of the activations that take more than a comparison."""
-    from fissile.packed.cpu.kernels import activate
-
-    return activate
 
 
 @cache
@@ -262,10 +190,7 @@ def block_for_few(
     weight1: Tensor, planes: Tensor | None, bias1: Tensor | None, alpha: int, activation: str,
     weight2: Tensor, live: Tensor, start: Tensor, bias2: Tensor | None, group: int,
 ) -> tuple[Callable[[Tensor, int], Tensor], int] | None:  # fmt: skip
-    """Return a call for float32 rows and their number, and how many it takes; None if none pays.
-
-    >>> call, most = block_for_few(w1, None, b1, 4, "relu", w2, live, start, b2, 4)
-    >>> y = call(x, 1)  # x is contiguous and has weight1's inputs in its last dimension
+    """Return a call for contiguous float32 rows, and how many it takes; None if none pays.
 
     It reads the memory in which the tensors lie now, and keeps it alive.
     """
@@ -282,8 +207,8 @@ def block_for_few(
     seconds = [masked_kernel(torch.float32, group, several) for several in (False, True)]
     first_at = [_address(tensor) for tensor in (weight1, planes, bias1)]
     second_at = [_address(tensor) for tensor in (weight2, live, start, bias2)]
+    steps = _activation_step(weight1.new_empty(1, n), alpha, activation)
     act, relu = ACTIVATIONS[activation], int(activation == "relu")
-    activate = None if activation in ("none", "relu") else activation_kernel()
     tensors = weight1, planes, bias1, weight2, live, start, bias2
     held = [t.untyped_storage() for t in tensors if t is not None]
     mine = local()  # room for what is between the layers, in each thread its own
@@ -295,7 +220,7 @@ def block_for_few(
             mine.hidden = x.new_empty(most * n)
         between = mine.hidden.data_ptr()
         firsts[several](*first_at, x.data_ptr(), between, h, d, rows, alpha, relu, 0, h)
-        if activate is not None:
+        for activate, _ in steps:
             activate(between, n, rows, alpha, act, 0, h)
         seconds[several](*second_at, between, y.data_ptr(), outputs, n, rows, 0, 0, outputs)
         return y
@@ -361,11 +286,9 @@ def spread(steps: Sequence[Step], rows: int, work: int) -> None:
 
 
 def _fulfil(promise: Future[None], labour: Callable[[], None]) -> None:
-    """Do what is to be done, unless it was cancelled.
-
-    The promise is not the pool's own: that one is lost where no thread could be started, though the
-    work stays in the queue, and another thread may come upon it.
-    """
+    """Do what is to be done, unless it was cancelled."""
+    # The promise is not the pool's own: that one is lost where no thread could be started, though
+    # the work stays in the queue, and another thread may come upon it.
     if not promise.set_running_or_notify_cancel():
         return
     try:

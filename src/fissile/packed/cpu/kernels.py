@@ -100,7 +100,6 @@ class _Emit(Vectors):
         return b.bitcast(b.or_(bits, sign), self.vector(FLOAT))
 
     def sum(self, value: Any) -> Any:
-        """Sum a vector up."""
         if self.width == 1:
             return self.builder.extract_element(value, WORD(0))
         name = f"llvm.vector.reduce.fadd.v{self.width}f32"
@@ -136,7 +135,6 @@ class _Emit(Vectors):
         b.store(value, self.address(y, offset, FLOAT))
 
     def fetch_ahead(self, address: Any) -> None:
-        """Ask for weights that come soon."""
         for line in range(LINES):
             self.prefetch(self.address(address, WHOLE(AHEAD + line * CACHE_LINE), BYTE))
 
@@ -294,11 +292,7 @@ def _parent(
 def partitioned_rows(kind: str, slots: int, tile: int, plane: bool) -> Callable[..., None]:
     """Return a kernel for some parents: addresses, sizes, then the first parent and the end.
 
-    Args:
-        kind: the dtype of the weights; inputs, biases and results are float32.
-        slots: 2, 4 or 8 children, of which alpha exist.
-        tile: samples that share one reading of the weights.
-        plane: whether owners are kept apart from the weights.
+    Of 2, 4 or 8 slots, alpha are children; the samples of a tile share one reading of the weights.
     """
     size, layered, source = BYTES[kind], int(plane), _SOURCE
 
@@ -436,10 +430,7 @@ def _output(
     typing: Any, kind: Any, group: Any, tile: Any, w: Any, start: Any, live: Any,
     bias: Any, x: Any, y: Any, n: Any, first: Any, batch: Any, c: Any, outputs: Any, relu: Any,
 ) -> Any:  # fmt: skip
-    """Write y[first + t, c] = sum of weight[c, j] * x[first + t, j] over the stored weights.
-
-    The row's first group is the one whose number is at the address start.
-    """
+    """Write y[first + t, c] = sum of weight[c, j] * x[first + t, j] over the stored weights."""
     known = [one.literal_value for one in (kind, group, tile)]
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -464,13 +455,7 @@ def _output(
 
 @cache
 def masked_rows(kind: str, group: int, tile: int) -> Callable[..., None]:
-    """Return a kernel for some outputs: addresses, sizes, then the first output and the end.
-
-    Args:
-        kind: the dtype of the weights; inputs, biases and results are float32.
-        group: 1, 2, 4 or 8 columns that are stored together.
-        tile: samples that share one reading of the weights.
-    """
+    """Return a kernel for some outputs: addresses, sizes, then the first output and the end."""
     source = _SOURCE
 
     @compiled

@@ -1,13 +1,10 @@
 """Packed layers on a GPU: the wide network at the memory traffic of the narrow one.
 
-A layer with a few samples takes as long as its weights take to come from memory, and packed weights
-are no more than the dense ones. The kernels compute all children of a weight from one read of it.
-This module does not import Triton.
+The kernels compute all children of a weight from one read of it; only ``launch`` imports them.
 
-Tiles were timed on an H200 in CUDA graphs over weights that were not in its
-cache, at 4096 x 4096, 14336 x 4096, 28672 x 8192, 4096 x 14336, 2048 x 2048, 1024 x 4096 and
-1024 x 1024, with 1, 8 and 16 samples and owners of one, two and three bits; beyond 16 samples at
-the first two. Other GPUs compute the same, perhaps at less speed.
+Tiles were timed on an H200 in CUDA graphs over weights that were not in its cache, from 1024 x 1024
+to 28672 x 8192, with 1, 8 and 16 samples and owners of one, two and three bits. Other GPUs compute
+the same, perhaps at less speed.
 
 As in a dense layer, where a zero weight meets an infinite input, an infinite or NaN input makes
 outputs NaN that do not depend on it.
@@ -20,8 +17,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-
-__all__ = ["MaskedTiles", "Tiles", "can_run", "masked_tiles", "partitioned_tiles", "takes"]
 
 #: The largest batch for which the kernel beat writing the weight out and one matrix product, by the
 #: bits of an owner: on an H200, 14336 x 4096 and 4096 x 4096, with owners in the weights.
@@ -38,11 +33,7 @@ _MOST_MASKED_SINGLE = 32
 
 
 def can_run(device: torch.device | str = "cuda") -> bool:
-    """Return whether the kernels run on a device: an NVIDIA GPU from Ampere on, with Triton.
-
-    >>> can_run("cpu")
-    False
-    """
+    """Return whether the kernels run on a device: an NVIDIA GPU from Ampere on, with Triton."""
     device = torch.device(device)
     if device.type != "cuda" or not torch.cuda.is_available() or torch.version.hip:
         return False
@@ -56,11 +47,7 @@ def takes(
 ) -> bool:
     """Return whether the kernel is faster than writing the weight out for a product.
 
-    >>> takes(16, torch.float16, 2), takes(4096, torch.float16, 2)
-    (True, False)
-
-    A partitioned layer has owners of ``bits``, in planes or in its weights; a masked layer has
-    None, and a group.
+    A masked layer has no ``bits`` of owners but a group.
     """
     single = dtype == torch.float32
     if bits is None:
@@ -96,11 +83,7 @@ class Tiles(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def partitioned_tiles(batch: int, h: int, d: int, bits: int, bytes_each: int, plane: bool) -> Tiles:
-    """Return tiles that suit a partitioned layer.
-
-    >>> partitioned_tiles(batch=1, h=14336, d=4096, bits=1, bytes_each=2, plane=False).rows
-    64
-    """
+    """Return tiles that suit a partitioned layer."""
     twice = batch > 8
     if bytes_each == 4:
         return Tiles(16, 32, 8, twice, 4, 4, 4)
@@ -172,11 +155,7 @@ class MaskedTiles(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def masked_tiles(batch: int, outputs: int, blocks: int, group: int, bytes_each: int) -> MaskedTiles:
-    """Return tiles that suit a masked layer; a block is 256 groups of a row.
-
-    >>> masked_tiles(batch=8, outputs=4096, blocks=56, group=4, bytes_each=2).rows
-    16
-    """
+    """Return tiles that suit a masked layer; a block is 256 groups of a row."""
     if bytes_each == 4 or group == 1:
         step = min(32, 64 // group)
         tiles = MaskedTiles(64, 8 if batch <= 8 else 16, 0, step, False, 4, 3)

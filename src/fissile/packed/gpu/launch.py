@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fissile.packed.bits import owner_bits
-from fissile.packed.gpu import MaskedTiles, Tiles, masked_tiles, partitioned_tiles, takes
+from fissile.packed.gpu import MaskedTiles, Tiles, masked_tiles, partitioned_tiles
+from fissile.packed.gpu import takes as takes
 from fissile.packed.gpu.masked import (
     masked_kernel,
     masked_tiles_kernel,
@@ -18,15 +19,6 @@ from fissile.packed.gpu.masked import (
     parts_kernel,
 )
 from fissile.packed.gpu.partitioned import partitioned_kernel, partitioned_written_kernel
-
-__all__ = [
-    "masked_linear",
-    "masked_written",
-    "partitioned_linear",
-    "partitioned_written",
-    "takes",
-]
-
 
 #: Kernels that are compiled, by all that decided how: Triton's own way to find them takes longer.
 _known: dict[tuple[Any, ...], Callable[..., object]] = {}
@@ -36,11 +28,7 @@ def partitioned_linear(
     x: Tensor, weight: Tensor, planes: Tensor | None, bias: Tensor | None, alpha: int,
     activation: str, tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute a packed partitioned layer, (batch, inputs) to (batch, parents * alpha).
-
-    >>> partitioned_linear(x, weight, None, bias, alpha=4, activation="relu").shape
-    torch.Size([1, 16384])
-    """
+    """Compute a packed partitioned layer, (batch, inputs) to (batch, parents * alpha)."""
     (batch, d), h, each = x.shape, weight.shape[0], weight.element_size()
     bits = owner_bits(alpha)
     tiles = tiles or partitioned_tiles(batch, h, d, bits, each, planes is not None)
@@ -91,13 +79,7 @@ def masked_linear(
     x: Tensor, weight: Tensor, live: Tensor, start: Tensor, bias: Tensor | None, group: int,
     activation: str, tiles: MaskedTiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute a packed masked layer, (batch, inputs) to (batch, outputs).
-
-    >>> masked_linear(x, weight, live, start, bias, group=4, activation="none").shape
-    torch.Size([1, 4096])
-
-    With tiles, it is the kernel for several samples.
-    """
+    """Compute a packed masked layer; with tiles, by the kernel for several samples."""
     (batch, n), (c, blocks) = x.shape, start.shape
     y = torch.empty((batch, c), dtype=weight.dtype, device=weight.device)
     biases, last = y if bias is None else bias, (bias is not None, activation)

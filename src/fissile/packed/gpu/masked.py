@@ -1,12 +1,8 @@
 """The kernels of a packed masked layer: its stored groups, found by a bitmap.
 
 For one sample, a lane takes 32 groups, a word of the bitmap, and goes through the stored ones from
-the last to the first: the highest bit says which inputs a group multiplies, and its values lie one
-group before those of the step before.
-
-For several samples, a tile of the dense weight is read straight from the stored groups: a stored
-group lies as many groups after the first one of its row as bits are set before its own, and one
-that is not stored is filled with zeros. The matrix units do the rest.
+the last to the first. For several samples, a tile of the dense weight is read from the stored
+groups: each lies as many groups after the first one of its row as bits are set before its own.
 """
 
 from __future__ import annotations
