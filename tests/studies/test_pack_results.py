@@ -87,39 +87,15 @@ def test_what_the_page_says_of_large_layers_on_a_gpu():
     assert [round(ratio, 1) for ratio in eager] == [1.9, 2.5]
 
 
-REMOVED = "measured with a CUDA kernel that has since been removed; not measured again yet"
-
-
-def test_no_time_of_the_removed_kernel_is_left():
-    for name in ("", "large-"):
-        rows = few_samples(f"pack-{name}h200.json")
-        removed = rows[(rows.alpha == 8) & (rows.batch <= 8) & (rows.rival == "inline")]
-        assert removed["median"].isna().all()
-        assert set(removed.why) == {REMOVED}
-    for name in ("rule-h200", "rule-h200-b"):
-        result = read(f"pack-{name}.json")
-        untimed = [case for case, found in result["cases"].items() if not found["tiles"]]
-        assert untimed == [f"{size}, 8, {batch}" for size in LARGE for batch in (1, 4, 8)]
-        assert REMOVED in result["left_out"]
-    for name in ("sustained-h200", "sustained-h200-a"):
-        result = read(f"pack-{name}.json")
-        assert {row["batch"] for row in result["rows"] if row["alpha"] == 8} == {16}
-        assert REMOVED in result["left_out"]
-
-
 def test_what_the_page_says_of_eight_children():
-    from fissile.packed.gpu import partitioned_tiles
-
-    cases, lines = read("pack-tiles-h200.json")["cases"], []
+    rows = pandas.DataFrame(read("pack-eight-h200.json")["rows"])
+    packed = rows[rows.rival == "inline"].set_index(["size", "batch", "dtype"]).ratio
     for size in LARGE:
-        cells = [size.replace("x", " × ")]
-        for batch in (1, 8, 16):
-            case, shape = cases[f"{size}, 8, {batch}"], [int(n) for n in size.split("x")]
-            chosen = list(partitioned_tiles(batch, *shape, bits=3, bytes_each=2, plane=False))
-            took = next(time for time, tiles in case["tiles"] if tiles == chosen)
-            cells.append(f"{took / min(case['dense']):.2f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    assert "\n".join(lines) in page("packing.md")
+        cells = [
+            ", ".join(f"{packed[size, batch, dtype]:.2f}" for dtype in ("float16", "bfloat16"))
+            for batch in (1, 4, 8, 16)
+        ]
+        assert f"| {size.replace('x', ' × ')} | {' | '.join(cells)} |" in page("packing.md")
 
 
 def test_what_the_page_says_of_the_other_gpu():
