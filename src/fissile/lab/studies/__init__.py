@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from difflib import get_close_matches
 
 from fissile._common.errors import FissileError
 from fissile.lab.claims import Claim, WarmedUp
@@ -79,6 +80,8 @@ def find(ids: Iterable[str]) -> list[Study]:
     found: dict[str, Study] = {}
     for name in (one for asked in ids for one in FRONTIER.get(asked, (asked,))):
         if name != "all" and name not in STUDIES:
+            if near := get_close_matches(name, (*STUDIES, *SEVERAL), cutoff=0.7):
+                raise FissileError(f"there is no study {name!r}; did you mean {' or '.join(near)}?")
             raise FissileError(
                 f"there is no study {name!r}; there are {', '.join(STUDIES)}, several at once: "
                 f"{', '.join(FRONTIER)}, or all of them: all"

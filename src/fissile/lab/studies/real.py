@@ -185,7 +185,8 @@ def _convolutional(projection: int, panel: str, values: Mapping[int, Row]) -> St
         "with one hidden layer, which alone is expanded; everything is trained throughout.",
         arms=_ARMS,
         scales={
-            "smoke": sweep(1, tasks, (4,), 1),
+            # An epoch of CIFAR-100 takes a quarter of an hour on two cores.
+            "smoke": sweep(1, [Images("generated-images", projection)], (4,), 1),
             "quick": sweep(2, tasks, (4, 16), 5),
             "paper": sweep(10, tasks, _WIDTHS),
         },

@@ -82,7 +82,7 @@ IMAGENET1K = Study(
     "is not expanded.",
     arms=_DEEP,
     scales={
-        "smoke": sweep(2, _IMAGENET, (6, 8), 1, (5,)),
+        "smoke": sweep(1, _IMAGENET, (6, 8), 1, (5,)),
         "quick": sweep(2, _IMAGENET, (6, 16), 2, (5,)),
         "paper": sweep(10, _IMAGENET, (6, 8, 10, 12, 14, 16), depths=(5,)),
     },

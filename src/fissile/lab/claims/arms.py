@@ -1,0 +1,204 @@
+"""Checks that compare arms cell by cell and trial by trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from typing import TYPE_CHECKING, NamedTuple
+
+from fissile.lab.claims.verdict import (
+    NOTHING,
+    Verdict,
+    both_arms,
+    cells_text,
+    p_text,
+    verdict,
+    words,
+)
+from fissile.lab.frame import paired, pick
+from fissile.lab.stats import LEVEL, holm, interval
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class _Cell(NamedTuple):
+    """How much better an arm is in a cell, the p-value of that, and where it is."""
+
+    gain: float
+    p: float
+    place: str
+
+    @property
+    def evidence(self) -> float:
+        """How much the cell speaks for a claim, from -1 to 1."""
+        return 0.0 if isnan(self.p) else (1 - self.p) * (1 if self.gain > 0 else -1)
+
+    @property
+    def text(self) -> str:
+        return f"{self.gain:+.3g} ({p_text(self.p)})"
+
+
+def _counted(found: Sequence[_Cell]) -> tuple[int, int, _Cell]:
+    """Return how many cells are significantly better, how many worse, and the weakest.
+
+    The p-values of all cells that a claim tests are corrected for their number.
+    """
+    corrected = holm([cell.p for cell in found])
+    found = [cell._replace(p=p) for cell, p in zip(found, corrected, strict=True)]
+    better = sum(cell.gain > 0 and cell.p < LEVEL for cell in found)
+    worse = sum(cell.gain < 0 and cell.p < LEVEL for cell in found)
+    return better, worse, min(found, key=lambda cell: (cell.evidence, cell.gain))
+
+
+@dataclass(frozen=True)
+class Beats:
+    """One arm is better than another in every cell, each tested trial by trial.
+
+    >>> Beats("clause-4", "dense", along=("neurons",), where={"clauses": 8})
+
+    It holds if every cell is better with p < 0.05, by Holm's correction, and fails if some cell is
+    significantly worse. Anything between is not significant.
+    """
+
+    arm: str
+    over: str = "dense"
+    measure: str = "accuracy"
+    along: Sequence[str] = ("neurons",)
+    where: Mapping[str, object] = field(default_factory=dict)
+    lower: bool = False
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        return Together((self,))(frame)
+
+    def _compared(self, frame: DataFrame) -> Iterator[_Cell]:
+        """Compare the arms trial by trial in every cell that has both."""
+        for place, cell in self._cells(frame):
+            found = paired(cell, self.arm, self.over, self.measure)
+            if found is not None:
+                yield _Cell(found.difference * (-1 if self.lower else 1), found.p, place)
+
+    def _cells(self, frame: DataFrame) -> Iterator[tuple[str, DataFrame]]:
+        part = pick(frame, self.where, [self.arm, self.over])
+        if len(part) and self.measure in part:
+            for values, cell in part.groupby(list(self.along), sort=True):
+                yield words(dict(zip(self.along, values, strict=True))), cell
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several comparisons that a sentence makes at once.
+
+    ``spare`` cells of all of them are excepted, where there are more than twice as many.
+    """
+
+    checks: tuple[Beats, ...]
+    spare: int = 0
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        found = [
+            cell._replace(place=f"{cell.place}, {check.arm}") if len(self.checks) > 1 else cell
+            for check in self.checks
+            for cell in check._compared(frame)
+        ]
+        if not found:
+            return NOTHING
+        better, worse, weakest = _counted(found)
+        up, down = ("lower", "higher") if self.checks[0].lower else ("higher", "lower")
+        numbers = (
+            f"{better} of {cells_text(len(found))} significantly {up}, "
+            f"{worse} significantly {down}; weakest: {weakest.text} at {weakest.place}"
+        )
+        # A few cells that are mostly spared would prove nothing.
+        enough = better >= len(found) - self.spare and len(found) > 2 * self.spare
+        return verdict(worse > self.spare, enough, numbers)
+
+
+@dataclass(frozen=True)
+class Often(Beats):
+    """One arm is better than another in more than half of the cells.
+
+    It holds if more than half are significantly better. It fails if less than half are better at
+    all, and more are significantly worse than better.
+    """
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        found = list(self._compared(frame))
+        if not found:
+            return NOTHING
+        higher = sum(cell.gain > 0 for cell in found)
+        better, worse, _ = _counted(found)
+        numbers = (
+            f"better in {higher} of {len(found)} cells, significantly in {better}; "
+            f"significantly worse in {worse}"
+        )
+        fails = 2 * higher < len(found) and worse > better
+        return verdict(fails, 2 * better > len(found), numbers)
+
+
+@dataclass(frozen=True)
+class Leads:
+    """In every cell an arm is at least level with whichever other has the highest mean there.
+
+    >>> Leads("recipe", ("dense", "fpe-4", "l1"))
+
+    It holds if no cell is significantly worse and at least half are significantly better; it fails
+    if some cell is worse. That the best is chosen after the fact makes this stricter than any
+    single comparison.
+    """
+
+    arm: str
+    others: tuple[str, ...]
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        found = list(self._compared(frame))
+        if not found:
+            return NOTHING
+        better, worse, weakest = _counted(found)
+        numbers = (
+            f"better than the best other in {better} of {len(found)} cells, worse in {worse}; "
+            f"weakest: {weakest.text} against {weakest.place}"
+        )
+        return verdict(worse > 0, 2 * better >= len(found), numbers)
+
+    def _compared(self, frame: DataFrame) -> Iterator[_Cell]:
+        if not len(frame):
+            return
+        for at, cell in pick(frame, {}, [self.arm, *self.others]).groupby("neurons", sort=True):
+            means = cell.groupby("arm")["accuracy"].mean()
+            if self.arm in means and len(means) > 1:
+                other = str(means.drop(self.arm).idxmax())
+                found = paired(cell, self.arm, other, "accuracy")
+                if found is not None:
+                    yield _Cell(found.difference, found.p, f"{other} at neurons = {at:g}")
+
+
+@dataclass(frozen=True)
+class Alike(Beats):
+    """Two arms are level: in every cell they differ by no more than a margin.
+
+    >>> Alike("gram-4", "random-4", within=1.0)  # points of accuracy
+
+    It holds if the 95 % interval of every cell's difference lies within the margin, and fails if
+    some cell's lies outside it.
+    """
+
+    within: float = 1.0
+
+    def __call__(self, frame: DataFrame) -> Verdict:
+        sides = [
+            (place, both_arms(cell, self.arm, self.over, self.measure))
+            for place, cell in self._cells(frame)
+        ]
+        found = [(place, *interval(both[0] - both[1])) for place, both in sides if both]
+        if not found:
+            return NOTHING
+        place, low, high = max(found, key=lambda one: max(abs(one[1]), abs(one[2])))
+        numbers = (
+            f"the furthest apart at {place}: difference between {low:+.2f} and {high:+.2f} with "
+            f"95 % confidence, {cells_text(len(found))}, margin {self.within:g}"
+        )
+        apart = any(low > self.within or high < -self.within for _, low, high in found)
+        level = all(-self.within <= low and high <= self.within for _, low, high in found)
+        return verdict(apart, level, numbers)
