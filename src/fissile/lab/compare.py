@@ -101,9 +101,7 @@ def _paired(first: Results, other: Results, arm: str, measure: str) -> list[tupl
         before, after = part[measure], part[f"{measure} other"]
         gains = after - before
         low, high = interval(gains) if len(part) >= ENOUGH else (nan, nan)
-        where = (
-            ", ".join(f"{n} = {v}" for n, v in zip(varied, place, strict=True)) if varied else ""
-        )
+        where = (f"{name} = {at}" for name, at in zip(varied, place, strict=False))
         means = (summary(each).mean for each in (before, after, gains))
         rows.append((", ".join(where), arm, other.run.name, *means, low, high, len(part)))
     return rows

@@ -311,7 +311,7 @@ def tables_markdown(results: Results) -> str:
         on = f" on {results.foreign}" if results.foreign else ""
         on += f" with {results.apart}" if results.apart else ""
         on += f" ({results.done})" if results.done else ""
-        none = "; these are not its settings" if results.apart else "; the paper has none"
+        none = "; not the paper’s settings" if results.apart else "; the paper has none"
         paper = ", and (the paper’s)" if held.beside else none
         title = f"{_upper_first(published.table)}: ours{on}{paper}."
         parts.append(f"{title}\n\n{_markdown_table(rows)}")
