@@ -95,7 +95,9 @@ def _paired(first: Results, other: Results, arm: str, measure: str) -> list[tupl
     if "trial" not in cell or any(side.duplicated(cell).any() for side in sides):
         return []  # several cells of one run are like one of the other
     table = sides[0].merge(sides[1], on=cell, suffixes=("", " other"))
-    varied = [name for name in dict.fromkeys([*first.along, *other.along]) if name in cell]
+    axes = [name for name in dict.fromkeys([*first.along, *other.along]) if name in cell]
+    varied = [n for n in axes if any(one.frame[n].nunique() > 1 for one in (first, other))]
+    varied = varied or axes[:1]
     rows = []
     for place, part in table.groupby(varied or ["arm"], sort=True):
         before, after = part[measure], part[f"{measure} other"]
