@@ -57,7 +57,7 @@ def test_one_study_ends_with_its_claims(lab):
     out = called("run", "capacity", "--scale", "smoke", "--out", lab).stdout
     assert "The clause-4 split has more feature capacity" in out
     assert "cells significantly higher" in out
-    table, verdicts = out.split("capacity: Splitting raises feature capacity")
+    table, _, _ = out.partition("capacity: Splitting raises feature capacity")
     assert "Total feature capacity, mean ± standard error" in table  # before the verdicts
     assert len(re.findall(r"^ +(?:12|32)(?: +[\d.]+ ± [\d.]+){3} *$", table, re.M)) == 4
     assert "not the paper's settings" in table
