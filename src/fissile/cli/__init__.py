@@ -12,7 +12,7 @@ def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check()
-    from fissile.cli.commands import app
+    from fissile.cli.lab import app
 
     return app
 

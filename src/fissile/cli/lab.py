@@ -18,6 +18,7 @@ import fissile
 from fissile._common.errors import FissileError
 from fissile._common.progress import duration
 from fissile.bank import check_device
+from fissile.cli import data, embed, pack
 from fissile.cli.common import (
     OUT,
     Jobs,
@@ -37,11 +38,11 @@ from fissile.cli.common import (
     store_in,
     table_of,
 )
-from fissile.cli.run import RUN, run
+from fissile.cli.run import PLAN, RUN, plan, run
 from fissile.lab.results import load, matching, nearest, readable, shown
 from fissile.lab.run import Bar
 from fissile.lab.run import run as run_trials
-from fissile.lab.store import Run, Store
+from fissile.lab.store import Store
 from fissile.lab.studies import SEVERAL, STUDIES, find
 from fissile.lab.study import SCALES, Study
 
@@ -92,6 +93,12 @@ def studies(out: Out = OUT) -> None:
 
 
 app.command(epilog=RUN)(run)
+app.command(epilog=PLAN)(plan)
+app.add_typer(data.app, name="data")
+app.command(help=embed.HELP, epilog=embed.EPILOG)(embed.embed)
+app.command(epilog=pack.PACK)(pack.pack)
+app.command(epilog=pack.UNPACK)(pack.unpack)
+app.command(epilog=pack.BENCH)(pack.bench)
 
 
 @app.command(epilog="Example: fissile take from-the-cluster --out fissile-lab")
@@ -110,7 +117,8 @@ def status(
 ) -> None:
     """List the runs of the store by name: how far each is, and what became of its claims."""
     with Store(out, create=False) as store:
-        runs = _matching(store, names, scale, changes)
+        only = scale.value if scale else None
+        runs = matching(store, names or [], only, parsed(changes or []))
         print_status([load(store, one) for one in runs if readable(one)])
         for one in runs:
             if not readable(one):
@@ -284,12 +292,6 @@ def theory(
 
 
 # --- helpers
-
-
-def _matching(
-    store: Store, names: list[str] | None, scale: Any, changes: list[str] | None
-) -> list[Run]:
-    return matching(store, names or [], scale.value if scale else None, parsed(changes or []))
 
 
 def _cost(study: Study, scale: str, store: Store | None) -> str:

@@ -88,11 +88,7 @@ def nothing(store: Store, what: str, command: str) -> str:
 
 @contextmanager
 def whole_folder(folder: Path, what: str) -> Iterator[Path]:
-    """Yield an empty folder whose files replace those of ``folder`` at the end, or none does.
-
-    >>> with whole_folder(Path("report"), "the report") as beside:
-    ...     (beside / "index.html").write_text("...")
-    """
+    """Yield an empty folder whose files replace those of ``folder`` at the end, or none does."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(

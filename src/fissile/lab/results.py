@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FissileError
-from fissile.lab.claims import Claim, Verdict
-from fissile.lab.claims.verdict import AXES
+from fissile.lab.claims import AXES, Claim, Verdict
 from fissile.lab.frame import after, cells, described, table
 from fissile.lab.store import Provenance, Row, Run, Store
 from fissile.lab.studies import CRITERION, STUDIES, find
@@ -102,10 +101,7 @@ class Results:
         return found or ["neurons"]
 
     def means(self) -> dict[str, DataFrame]:
-        """Return, by measure, a row for every cell and arm: mean, standard error, trials.
-
-        >>> results.means()["accuracy"]  # columns neurons, arm, mean, error, count, p
-        """
+        """Return, by measure, a row for every cell and arm: mean, standard error, trials."""
         if not self.rows:
             return {}
         measures = [*(one.measure for one in self.study.published), "accuracy"]
@@ -194,10 +190,7 @@ def judged(
     missing: str = "",
     changed: Mapping[str, object] | None = None,
 ) -> list[tuple[Claim, Verdict]]:
-    """Return every claim and its verdict; with some trials missing, none holds or fails yet.
-
-    >>> judged(study, results.frame, results.done, results.changed)
-    """
+    """Return every claim and its verdict; with some trials missing, none holds or fails yet."""
     found = [(claim, claim.judge(frame, changed)) for claim in study.claims]
     return [(claim, _so_far(verdict, missing) if missing else verdict) for claim, verdict in found]
 
@@ -227,11 +220,7 @@ def _plain(work: Work) -> dict[str, Any]:
 
 
 def values(works: Sequence[Work]) -> dict[str, set[Any]]:
-    """Return the values of every setting in some trials.
-
-    >>> values(study.works("smoke"))["neurons"]
-    {8}
-    """
+    """Return the values of every setting in some trials."""
     found: dict[str, set[Any]] = {}
     for work in works:
         for name, value in _plain(work).items() if work.number == works[0].number else ():
@@ -263,11 +252,7 @@ def readable(run: Run) -> bool:
 
 
 def shown(run: Run) -> str:
-    """Return a run's name and what was asked of it.
-
-    >>> shown(store.runs()[0])
-    'codes-2 (quick, clauses=16)'
-    """
+    """Return a run's name and what was asked of it: ``codes-2 (quick, clauses=16)``."""
     trials = [] if run.trials is None else [f"trials={run.trials}"]
     told = [f"{name}={value}" for name, value in run.told.items()]
     return f"{run.name} ({', '.join([run.scale, *trials, *told])})"
@@ -279,10 +264,7 @@ def matching(
     scale: str | None = None,
     changes: Mapping[str, object] | None = None,
 ) -> list[Run]:
-    """Return the runs that go by these names or are of these studies, newest first.
-
-    >>> matching(store, ["codes"], "quick", {"clauses": 16})
-    """
+    """Return the runs that go by these names or are of these studies, newest first."""
     runs = store.runs()
     studies = {study.id for study in find([w for w in asked if w not in {r.name for r in runs}])}
     return [

@@ -7,11 +7,12 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from fissile._common.errors import FissileError
-from fissile.lab.claims import Claim, WarmedUp
+from fissile.lab.claims import Claim
 from fissile.lab.studies import circuits, detail, embedding, real, sparsity, superposition, theory
 from fissile.lab.studies.frontier import ABLATIONS, FRONTIER, FRONTIERS
 from fissile.lab.study import Study
 from fissile.lab.task import WITHIN
+from fissile.lab.trends import WarmedUp
 
 __all__ = ["CRITERION", "SEVERAL", "STUDIES", "find"]
 

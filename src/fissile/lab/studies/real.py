@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fissile.data.sets import Scaling
-from fissile.lab.claims import Alike, Beats, Claim, Reaches, Trend
+from fissile.lab.claims import Alike, Beats, Claim
 from fissile.lab.studies.common import Row, gains, gram, names, sweep, table
 from fissile.lab.study import Scale, Study
+from fissile.lab.trends import Reaches, Trend
 from fissile.lab.trial import Features, Images
 
 #: The features that the paper's studies of CIFAR-100 see; ``--set data=...`` takes others.

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from fissile.lab.claims import Alike, Beats, Best, Claim, Together, Trend
+from fissile.lab.claims import Alike, Beats, Claim, Together
 from fissile.lab.studies.common import DENSE, gains, names, sweep, table
 from fissile.lab.studies.real import CLIP, FEATURES, SCALED, SCALING, scales
 from fissile.lab.study import Heat, Lines, Published, Study
+from fissile.lab.trends import Best, Trend
 from fissile.lab.trial import Arm, Features, Grow
 
 # --- deeper networks

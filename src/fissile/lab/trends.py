@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fissile.lab.claims.verdict import (
+from fissile.lab.claims import (
     AXES,
     NOTHING,
     Verdict,
