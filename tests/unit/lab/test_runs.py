@@ -1,11 +1,14 @@
 """Runs by name: their names, which one is shown, what each is, and two of them side by side."""
 
 import csv
+import re
 
 import pytest
 
 from fissile import FissileError
-from fissile.lab import compare
+from fissile.cli.common import _status
+from fissile.lab import compare, report
+from fissile.lab.claims import counts
 from fissile.lab.compute import TrialResult
 from fissile.lab.results import load, matching, nearest, shown, values
 from fissile.lab.stats import interval
@@ -147,6 +150,23 @@ def test_means_have_a_row_for_every_cell_and_arm(tmp_path):
     assert table["mean"].tolist() == pytest.approx([50.5] * 6)
     assert table["error"].tolist() == pytest.approx([0.5] * 6)
     assert nothing.means() == {}
+
+
+def test_the_count_of_verdicts_is_the_same_wherever_it_is_printed(tmp_path):
+    with Store(tmp_path / "store") as store:
+        noted(store, "fashionmnist", "quick", value=half, data="generated")
+        found = load(store, store.runs()[0])
+        page = report.write(store, tmp_path / "report").read_text("utf-8")
+    count = counts(verdict for _, verdict in found.verdicts)
+    assert sum(count.values()) == len(found.study.claims)
+    assert count["not significant"] > 0
+    assert _status(found)[6:9] == [
+        str(count[status]) for status in ("holds", "not significant", "fails")
+    ]
+    heads = re.findall(r": (\d+)</summary>", (tmp_path / "report" / "claims.md").read_text())
+    assert sorted(map(int, heads)) == sorted(filter(None, count.values()))
+    boxes = re.findall(r"<li><b>(\d+)</b>", page)
+    assert list(map(int, boxes)) == list(count.values())
 
 
 # --- side by side
