@@ -3,7 +3,7 @@
 import json
 from itertools import groupby
 
-from fissile.lab.results import latest, load
+from fissile.lab.results import load, nearest
 from fissile.lab.store import Store
 from fissile.lab.studies.frontier import FRONTIER
 
@@ -15,7 +15,7 @@ def finished(out, name):
     """Return the results of a study's five data sets, or leave with what is missing."""
     ids = FRONTIER[name]
     with Store(out, create=False) as store:
-        runs = {run.study: load(store, run) for run in latest(store, ids, "paper")}
+        runs = {run.study: load(store, run) for run in nearest(store, ids, "paper")}
     missing = [one for one in ids if one not in runs or not runs[one].complete]
     if missing:
         raise SystemExit(f"not finished: {', '.join(missing)}; run `{command(name)}`")

@@ -1,12 +1,16 @@
 """The command line through its real entry point."""
 
 import json
+import re
 import shutil
+from unittest import mock
 
 import pandas
 import pytest
 from command import called, spawned
 
+import fissile
+from fissile.lab.run import Tally
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES, find
 
@@ -45,13 +49,18 @@ def test_only_some_cells(tmp_path):
     assert "4 of" in status
     found = called(*some, "literal=12", code=1)
     assert "--only takes KEY=VALUE,..., not 'literal=12'; keys are alpha, arm" in found.stderr
-    assert "no cell with literals=13" in called(*some, "literals=13", code=1).stderr
+    err = called(*some, "literals=13", code=1).stderr
+    assert "no cell with literals=13; literals is one of 12, 32" in err
 
 
 def test_one_study_ends_with_its_claims(lab):
     out = called("run", "capacity", "--scale", "smoke", "--out", lab).stdout
     assert "The clause-4 split has more feature capacity" in out
     assert "cells significantly higher" in out
+    table, _, _ = out.partition("capacity: Splitting raises feature capacity")
+    assert "Total feature capacity, mean ± standard error" in table  # before the verdicts
+    assert len(re.findall(r"^ +(?:12|32)(?: +[\d.]+ ± [\d.]+){3} *$", table, re.M)) == 4
+    assert "not the paper's settings" in table
 
 
 def test_studies_say_what_they_cost_and_what_is_done(lab):
@@ -107,7 +116,53 @@ def test_a_changed_setting_is_another_run(lab, tmp_path):
     command = ("run", "codes", "theory", "--scale", "smoke", "--out", tmp_path / "lab")
     out = called(*command, "--set", "train=300").stdout
     assert "6 trials computed" in out
-    assert "train=300" in called("status", "--out", tmp_path / "lab").stdout
+    where = ("--out", tmp_path / "lab")
+    assert "train=300" in called("status", *where).stdout
+    only = called("status", "codes", "--set", "train=300", *where).stdout
+    assert "codes-2" in only
+    assert "codes-1" not in only
+    assert "theory" not in only
+    # Nothing that was computed is hidden by what is newer.
+    found = {name: called("results", name, *where) for name in ("codes", "codes-1", "codes-2")}
+    assert found["codes"].stdout == found["codes-1"].stdout != found["codes-2"].stdout
+    assert called("results", "codes", "--set", "train=300", *where).stdout == (
+        found["codes-2"].stdout
+    )
+    assert "Not shown: codes-2 (smoke, train=300)" in found["codes"].stderr
+    out = called("report", "codes-2", *where).stdout
+    assert "Not shown: codes-1 (smoke); name one to see it." in out
+    assert "codes-2" in (tmp_path / "lab" / "report" / "index.html").read_text()
+    out = called("compare", "codes-1", "codes-2", *where, "--to", tmp_path / "both").stdout
+    assert re.search(r"train +256 +300", out)
+    assert "differences from codes-1, by paired trials" in out
+    assert (tmp_path / "both" / "index.html").exists()
+    assert "takes two runs or more" in called("compare", "codes-1", *where, code=1).stderr
+
+
+def test_a_setting_may_be_true_or_false(tmp_path):
+    """A whole run, since a switch was once read as a word."""
+    run = ("run", "cnn-256", "--scale", "smoke", "--only", "arm=dense", "--out", tmp_path)
+    with mock.patch("fissile.cli.run.run_trials", return_value=Tally()):
+        for word in ("true", "false"):
+            called(*run, "--set", f"mirror={word}")
+        assert "mirror=7 is not true or false" in called(*run, "--set", "mirror=7", code=1).stderr
+    with Store(tmp_path) as store:
+        asked = {run.name: run.told for run in store.runs()}
+    assert asked == {"cnn-256-1": {"mirror": True}, "cnn-256-2": {"mirror": False}}
+
+
+def test_the_version():
+    assert called("--version").stdout == f"fissile {fissile.__version__}\n"
+
+
+def test_results_are_readable_on_a_terminal(lab):
+    """A table for a reader, rows for a program."""
+    table = called("results", "capacity", "--format", "table", "--out", lab).stdout
+    assert "capacity-1 (smoke)" in table
+    assert "Total feature capacity, mean ± standard error" in table
+    assert "The clause-4 split has more feature capacity" in table
+    err = called("results", "capacity", "--format", "table", "--to", "x", "--out", lab, code=1)
+    assert "--format table is for the terminal" in err.stderr
 
 
 @pytest.mark.parametrize(
@@ -129,7 +184,7 @@ def test_a_changed_setting_is_another_run(lab, tmp_path):
             ("results", "frontier"),
             "frontier stands for several studies, and results are of one: fr",
         ),
-        (("report", "nothing"), "there is no study 'nothing'"),
+        (("run", "code"), "there is no study 'code'; did you mean codes?"),
         (("theory", "--alpha", "0"), "alpha=0"),
         (("theory", "--literals", "30"), "do not divide into clauses"),
     ],
@@ -179,12 +234,26 @@ def test_a_run_of_another_version_does_not_hide_the_others(tmp_path):
 def test_results_of_a_study_that_never_ran(lab, tmp_path):
     called("run", "theory", "--scale", "smoke", "--out", tmp_path)
     done = called("results", "codes", "--out", tmp_path, code=1)
-    assert "run: fissile run codes" in done.stderr
+    assert "`fissile run codes` first; the store holds theory-1 (smoke)" in done.stderr
+    assert "there is no study 'noth'" in called("report", "noth", "--out", tmp_path, code=1).stderr
+
+
+def test_the_first_hint_takes_two_minutes_at_most():
+    """By the costs of its trials, about their seconds on two cores; compiling takes a minute."""
+    hint = re.search(r"Begin with: fissile run ([a-z ]+) &&", called("--help").stdout)[1]
+    works = [work for study in find(hint.split()) for work in study.everything("quick")]
+    assert sum(work.cost for work in works) < 60
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_every_smoke_scale_takes_seconds(study):
+    assert sum(work.cost for work in study.everything("smoke")) < 30
 
 
 def test_help_has_examples():
     assert "Begin with" in called("--help").stdout
-    for command in ("run", "studies", "status", "results", "report", "theory", "fidelity"):
+    commands = ("run", "studies", "status", "results", "report", "compare", "theory", "fidelity")
+    for command in commands:
         assert "Example" in called(command, "--help").stdout
     for command in ("run", "report"):
         assert "several at once: frontier or ablation" in called(command, "--help").stdout

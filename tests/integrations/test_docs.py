@@ -213,9 +213,9 @@ def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path):
 
 def test_a_missing_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(fissile.FissileError, match=r"pip install 'fissile\[files\]'"):
+    with pytest.raises(fissile.FissileError, match=r"pip install .*\[files\]'"):
         fissile.save(fissile.MLP([4, 3, 1]), tmp_path / "m")
     data = fissile.bank.Data(*[torch.zeros(2, 4), torch.zeros(2).long()] * 2)
     bank = fissile.bank.Bank([fissile.bank.Spec([4, 3, 1], data)])
-    with pytest.raises(fissile.FissileError, match=r"pip install 'fissile\[bank\]'"):
+    with pytest.raises(fissile.FissileError, match=r"pip install .*\[bank\]'"):
         bank.train(until=1, progress=True)

@@ -64,7 +64,7 @@ def test_the_frontier_is_reported_by_one_name(lab, tmp_path):
     assert drawn == {study.id for study in find(["frontier"])}
     assert "Ours: At every budget the recipe is level" in (tmp_path / "index.html").read_text()
     status = called("status", "--out", lab).stdout
-    assert all(f"{study.id} " in status for study in find(["frontier", "ablation"]))
+    assert all(f"{study.id}-1 " in status for study in find(["frontier", "ablation"]))
     table = called("results", "frontier-coarse", "--out", lab).stdout.splitlines()
     columns = (
         "data,encoder,classes,validation,scaling,neurons,budget,epochs,arm,trial,measure,value"

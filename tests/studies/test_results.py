@@ -8,6 +8,7 @@ import pandas
 import pytest
 
 from fissile.lab.frame import ARM
+from fissile.lab.report import claims_markdown
 from fissile.lab.results import judged
 from fissile.lab.studies import STUDIES, find
 from fissile.lab.studies.sparsity import MOVES
@@ -42,6 +43,12 @@ def test_the_claims_follow_from_the_results_in_the_repository(study):
     told = [(row["claim"], row["verdict"], row["numbers"]) for row in claims_of(study.id)]
     verdicts = judged(study, frame, "")
     assert told == [(claim.text, verdict.status, verdict.numbers) for claim, verdict in verdicts]
+
+
+def test_the_claims_for_the_readme_are_those_of_the_table():
+    with open(RESULTS / "claims.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert (RESULTS / "claims.md").read_text("utf-8") == claims_markdown(rows)
 
 
 @pytest.mark.parametrize("study", SHOWN.values(), ids=SHOWN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import operator
+from pathlib import Path
 from typing import SupportsIndex
 
 import torch
@@ -44,9 +45,16 @@ def whole(name: str, value: SupportsIndex, *, least: int) -> int:
 
 
 def needs(module: str, extra: str) -> None:
-    """Say which extra to install where an optional package is missing."""
+    """Raise an error that says how to install an extra, where its package is missing.
+
+    >>> needs("torch", "lab")
+
+    In a clone, pip installs from there: no index may have the package.
+    """
     if importlib.util.find_spec(module) is None:
-        raise FissileError(f"this needs {module}: pip install 'fissile[{extra}]'")
+        clone = Path(__file__).resolve().parents[3]
+        where = f"-e '{clone}" if (clone / "pyproject.toml").exists() else "'fissile"
+        raise FissileError(f"this needs {module}: pip install {where}[{extra}]'")
 
 
 def check_device(device: torch.device | str) -> torch.device:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from fissile.cli import data, embed, pack
-from fissile.cli.lab import app
-from fissile.cli.run import PLAN, plan
+from typing import Any
 
-__all__ = ["app"]
+from fissile._common.errors import needs
 
-app.command(epilog=PLAN)(plan)
-app.add_typer(data.app, name="data")
-app.command(help=embed.HELP, epilog=embed.EPILOG)(embed.embed)
-app.command(epilog=pack.PACK)(pack.pack)
-app.command(epilog=pack.UNPACK)(pack.unpack)
-app.command(epilog=pack.BENCH)(pack.bench)
+
+def __getattr__(name: str) -> Any:
+    """Import the command when it is asked for: without its extra, that is one clear error."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check()
+    from fissile.cli.lab import app
+
+    return app
+
+
+def check() -> None:
+    """Raise one clear error where a package of the extra ``lab`` is missing."""
+    for module in ("typer", "rich", "pandas", "scipy", "matplotlib", "numba"):
+        needs(module, "lab")

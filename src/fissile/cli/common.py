@@ -16,6 +16,8 @@ from rich.table import Table
 from fissile._common.errors import FissileError
 from fissile._common.progress import duration
 from fissile.lab.batching import Local, default_jobs, pool
+from fissile.lab.claims import counts
+from fissile.lab.frame import labelled
 from fissile.lab.results import Results
 from fissile.lab.store import Store
 from fissile.lab.studies import SEVERAL, STUDIES
@@ -32,6 +34,18 @@ Scale = Enum("Scale", {name: name for name in SCALES}, type=str)  # type: ignore
 NAMES = "Studies; several at once: frontier or ablation, on every data set; or all of them: all."
 Ids = Annotated[list[str], typer.Argument(help=NAMES, autocompletion=complete)]
 Out = Annotated[Path, typer.Option(help="The folder of the store.", envvar="FISSILE_LAB")]
+SomeScale = Annotated[Scale | None, typer.Option(help="Only runs of this scale.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help=f"Runs, as `fissile status` calls them. {NAMES} By default, whatever has run.",
+        autocompletion=complete,
+    ),
+]
+Made = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Only runs with this setting."),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -68,23 +82,46 @@ def interruptible(store: Store) -> Iterator[None]:
 
 
 def _status(found: Results) -> list[str]:
-    wanted, words = found.run, [verdict.status for _, verdict in found.verdicts]
+    wanted, count = found.run, counts(verdict for _, verdict in found.verdicts)
     changes = " ".join(f"{name}={value}" for name, value in wanted.told.items())
-    counts = [str(words.count(status)) for status in ("holds", "not significant", "fails")]
     done = f"{len(found.rows):,} of {len(found.works):,}"
     trials = "" if wanted.trials is None else str(wanted.trials)
-    return [wanted.study, wanted.scale, trials, changes, done, *counts, duration(found.seconds)]
+    told = (str(count[status]) for status in ("holds", "not significant", "fails"))
+    when = wanted.started[:10]
+    time = duration(found.seconds)
+    return [wanted.name, wanted.scale, trials, changes, when, done, *told, time]
 
 
 def print_status(found: list[Results]) -> None:
     """Print how far runs are, a row for each."""
     table = table_of(
-        "study", "scale", "trials", "changed", "done", "holds", "n.s.", "fails", "time"
+        "run", "scale", "trials", "changed", "started", "done", "holds", "n.s.", "fails", "time"
     )
     for one in found:
         table.add_row(*_status(one))
     show(table)
     typer.echo("n.s.: not significant. The time is that of the trials, wherever they ran.")
+
+
+def print_means(found: Results) -> None:
+    """Print the mean and standard error of every cell and arm."""
+    for measure, table in found.means().items():
+        arms = list(dict.fromkeys(table["arm"]))
+        title = f"{labelled(measure)}, mean ± standard error"
+        title += f" of {found.done}" if found.done else ""
+        printed = table_of(*map(labelled, found.along), *arms, title=title)
+        for place, part in table.groupby(found.along, sort=True):
+            texts = {r["arm"]: spread(r["mean"], r["error"]) for r in part.to_dict("records")}
+            printed.add_row(*map(str, place), *(texts.get(arm, "") for arm in arms))
+        show(printed)
+    if found.note:
+        typer.echo(found.note)
+
+
+def spread(mean: float, error: float) -> str:
+    """Return a mean and its standard error, which one trial does not have."""
+    digits = 2 if abs(mean) >= 1 else 4
+    return f"{mean:.{digits}f}" + (f" ± {error:.{digits}f}" if error >= 0 else "")
 
 
 def print_verdicts(found: Results) -> None:
@@ -99,7 +136,7 @@ def table_of(*columns: str, title: str | None = None) -> Table:
     """Return a table whose first column is never cut."""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for number, name in enumerate(columns):
-        table.add_column(name, no_wrap=number == 0 and name == "study")
+        table.add_column(name, no_wrap=number == 0 and name in ("study", "run"))
     return table
 
 
@@ -121,6 +158,7 @@ def parsed(changes: Sequence[str]) -> dict[str, object]:
 
 def cells(works: list[Work], only: Sequence[str]) -> list[Work]:
     """Return the trials of the cells that were asked for."""
+    asked = works
     for text in only:
         name, equals, values = text.partition("=")
         wanted = [_value(value) for value in values.split(",")]
@@ -131,7 +169,8 @@ def cells(works: list[Work], only: Sequence[str]) -> list[Work]:
             )
         works = [work for work in works if work.columns().get(name) in wanted]
         if not works:
-            raise FissileError(f"there is no cell with {text}")
+            there = dict.fromkeys(str(work.columns().get(name)) for work in asked)
+            raise FissileError(f"there is no cell with {text}; {name} is one of {', '.join(there)}")
     return works
 
 

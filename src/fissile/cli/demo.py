@@ -7,16 +7,25 @@ fifth of the paper's epochs: a demonstration should take a minute.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+from fissile._common.errors import FissileError
+from fissile.cli import check
+
+if __name__ == "__main__":  # before anything is imported that may be missing
+    try:
+        check()
+    except FissileError as error:
+        sys.exit(f"error: {error}")
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fissile._common.errors import FissileError
 from fissile.lab.plots import draw, save
 from fissile.lab.results import Results
 from fissile.lab.run import Bar, run
@@ -40,7 +49,7 @@ _COLUMNS = {
 def main(
     trials: Annotated[int, typer.Option(min=1, help="Independent trials.")] = 10,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs before and after the split.")] = 200,
-    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("fissile-demo"),
+    to: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("fissile-demo"),
 ) -> None:
     """Run the case study of the paper on generated data."""
     console = Console()
@@ -52,7 +61,7 @@ def main(
         results = trained(trials, epochs)
         figure = draw(_STUDY, results.frame, results.pictures)
         assert figure is not None
-        paths = save(figure, out, "codes")
+        paths = save(figure, to, "codes")
     except KeyboardInterrupt:
         console.print("Stopped; for a quicker look: python -m fissile.cli.demo --epochs 25")
         raise typer.Exit(130) from None

@@ -14,44 +14,67 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
+import fissile
 from fissile._common.errors import FissileError
 from fissile._common.progress import duration
 from fissile.bank import check_device
+from fissile.cli import data, embed, pack
 from fissile.cli.common import (
-    NAMES,
     OUT,
     Jobs,
+    Made,
+    Names,
     Out,
     Scale,
+    SomeScale,
     complete,
     here,
     interruptible,
+    parsed,
+    print_means,
     print_status,
+    print_verdicts,
     show,
     store_in,
     table_of,
 )
-from fissile.cli.run import RUN, run
-from fissile.lab.results import latest, load, readable
+from fissile.cli.run import PLAN, RUN, plan, run
+from fissile.lab.results import load, matching, nearest, readable, shown
 from fissile.lab.run import Bar
 from fissile.lab.run import run as run_trials
 from fissile.lab.store import Store
-from fissile.lab.studies import STUDIES, find
+from fissile.lab.studies import SEVERAL, STUDIES, find
 from fissile.lab.study import SCALES, Study
 
 app = typer.Typer(
     help="The lab of fissile: every figure and table of the paper from one command.",
-    epilog="Begin with: fissile run all --scale quick && fissile report",
+    epilog="Begin with: fissile run codes capacity && fissile report",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Format = Enum("Format", {name: name for name in ("csv", "json", "parquet")}, type=str)  # type: ignore[misc]
+FORMATS = ("table", "csv", "json", "parquet")
+Format = Enum("Format", {name: name for name in FORMATS}, type=str)  # type: ignore[misc]
 
 
-SomeScale = Annotated[Scale | None, typer.Option(help="Only runs of this scale.")]
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fissile {fissile.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """The lab of fissile: every figure and table of the paper from one command."""
 
 
 @app.command(epilog="Example: fissile studies --out fissile-lab")
@@ -70,6 +93,12 @@ def studies(out: Out = OUT) -> None:
 
 
 app.command(epilog=RUN)(run)
+app.command(epilog=PLAN)(plan)
+app.add_typer(data.app, name="data")
+app.command(help=embed.HELP, epilog=embed.EPILOG)(embed.embed)
+app.command(epilog=pack.PACK)(pack.pack)
+app.command(epilog=pack.UNPACK)(pack.unpack)
+app.command(epilog=pack.BENCH)(pack.bench)
 
 
 @app.command(epilog="Example: fissile take from-the-cluster --out fissile-lab")
@@ -82,11 +111,14 @@ def take(
         typer.echo(f"{new:,} trials are new; {out} holds {store.count():,}.")
 
 
-@app.command(epilog="Example: fissile status --out fissile-lab")
-def status(out: Out = OUT) -> None:
-    """Show every run of the store: how far it is, and what became of its claims."""
+@app.command(epilog="Examples: fissile status --out fissile-lab · fissile status codes")
+def status(
+    names: Names = None, scale: SomeScale = None, changes: Made = None, out: Out = OUT
+) -> None:
+    """List the runs of the store by name: how far each is, and what became of its claims."""
     with Store(out, create=False) as store:
-        runs = store.runs()
+        only = scale.value if scale else None
+        runs = matching(store, names or [], only, parsed(changes or []))
         print_status([load(store, one) for one in runs if readable(one)])
         for one in runs:
             if not readable(one):
@@ -94,54 +126,116 @@ def status(out: Out = OUT) -> None:
 
 
 @app.command(
-    epilog="Examples: fissile results capacity > capacity.csv · "
+    epilog="Examples: fissile results capacity · fissile results codes-2 > codes.csv · "
+    "fissile results codes --set clauses=16 · "
     "fissile results superposition --format parquet --to gains.parquet"
 )
 def results(
-    study: Annotated[str, typer.Argument(help="A study.", autocompletion=complete)],
-    format: Annotated[Format, typer.Option(help="csv, json or parquet.")] = "csv",  # type: ignore[assignment]
+    name: Annotated[str, typer.Argument(help="A run or a study.", autocompletion=complete)],
+    format: Annotated[
+        Format | None,
+        typer.Option(help="By default a table of means on the terminal, and csv elsewhere."),
+    ] = None,
     to: Annotated[Path | None, typer.Option(help="A file; by default the terminal.")] = None,
     scale: SomeScale = None,
+    changes: Made = None,
     out: Out = OUT,
 ) -> None:
-    """Print a study's results: one row per setting, arm, trial and measure."""
+    """Print a run's results: means by arm, or one row per setting, arm, trial and measure."""
     from fissile.lab.frame import tidy
+    from fissile.lab.report import nothing
 
-    if len(find([study])) > 1:
+    if name in SEVERAL:
         raise FissileError(
-            f"{study} stands for several studies, and results are of one: "
-            f"{', '.join(one.id for one in find([study]))}"
+            f"{name} stands for several studies, and results are of one: "
+            f"{', '.join(one.id for one in find([name]))}"
         )
     with Store(out, create=False) as store:
-        runs = latest(store, [study], scale.value if scale else None)
+        runs = nearest(store, [name], scale.value if scale else None, parsed(changes or []))
         found = load(store, runs[0]) if runs else None
-    if found is None or not found.rows:
-        raise FissileError(f"{out} holds no results of {study}; run: fissile run {study}")
-    _write(tidy(found.frame), format.value, to)
+        if found is None or not found.rows:
+            what = f"{out} holds no such results of {name}"
+            raise FissileError(nothing(store, what, f"fissile run {name}"))
+    for_reading = to is None and sys.stdout.isatty()
+    kind = format.value if format else "table" if for_reading else "csv"
+    if kind == "table" and to is not None:
+        raise FissileError(
+            "--format table is for the terminal; give csv, json or parquet with --to"
+        )
+    if kind == "table":
+        typer.echo(shown(found.run))
+        print_means(found)
+        print_verdicts(found)
+    else:
+        _write(tidy(found.frame), kind, to)
+    if found.others:
+        typer.echo(f"Not shown: {', '.join(map(shown, found.others))}.", err=True)
 
 
 @app.command(
-    epilog="Examples: fissile report --out fissile-lab --to report · fissile report frontier"
+    epilog="Examples: fissile report --out fissile-lab --to report · fissile report frontier · "
+    "fissile report codes-2"
 )
 def report(
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(help=f"{NAMES} By default, whatever has run.", autocompletion=complete),
-    ] = None,
+    names: Names = None,
     to: Annotated[
         Path | None, typer.Option(help="A folder; by default report in the store's.")
     ] = None,
     scale: SomeScale = None,
+    changes: Made = None,
     out: Out = OUT,
 ) -> None:
-    """Write one HTML page with every claim, figure and table, and the figures beside it."""
+    """Write one HTML page with every claim, figure and table, and the figures beside it.
+
+    Of several runs of a study, it shows the one nearest to the paper's scale and settings.
+    """
     from fissile.lab.report import write
 
-    wanted = ids or []
-    find(wanted)
+    told, only = parsed(changes or []), scale.value if scale else None
     with Store(out, create=False) as store:
-        page = write(store, to or out / "report", ids=wanted, scale=scale.value if scale else None)
+        page = write(store, to or out / "report", ids=names or [], scale=only, changes=told)
+        runs = nearest(store, names or [], only, told)
+        here = {run.study for run in runs}
+        others = [run for run in store.runs() if run.study in here and run not in runs]
     typer.echo(f"The report is in {page}")
+    if others:
+        typer.echo(f"Not shown: {', '.join(map(shown, others))}; name one to see it.")
+
+
+@app.command(
+    epilog="Examples: fissile compare codes-1 codes-2 · fissile compare codes-1 codes-2 --to both"
+)
+def compare(
+    names: Annotated[list[str], typer.Argument(help="Two or more runs; see: fissile status.")],
+    measure: Annotated[str, typer.Option(help="What to compare.")] = "accuracy",
+    to: Annotated[
+        Path | None, typer.Option(help="A folder for a page, its figure and its numbers.")
+    ] = None,
+    out: Out = OUT,
+) -> None:
+    """Show runs side by side: their settings, and the differences between paired trials."""
+    from fissile.lab.compare import differences, settings, texts, write
+
+    if len(names) < 2:
+        raise FissileError("fissile compare takes two runs or more; see: fissile status")
+    with Store(out, create=False) as store:
+        found = [load(store, one) for name in names for one in nearest(store, [name])]
+    table = differences(found, measure)
+    first = found[0].run.name
+    apart = table_of("setting", *(shown(one.run) for one in found))
+    for row in settings(found):
+        apart.add_row(*row)
+    show(apart)
+    title = f"{measure}: differences from {first}, by paired trials"
+    printed = table_of("cell", "arm", "run", first, "mean", "difference", "95 %", "n", title=title)
+    for row in texts(table):
+        printed.add_row(*row)
+    show(printed)
+    for one in found:
+        if one.note:
+            typer.echo(f"{one.run.name}: {one.note}")
+    if to is not None:
+        typer.echo(f"The comparison is in {write(found, to, measure)}")
 
 
 @app.command(

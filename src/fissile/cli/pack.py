@@ -43,12 +43,12 @@ _WHOLE = "whole network"
 Dtype = Enum("Dtype", {name: name for name in _DTYPES}, type=str)  # type: ignore[misc]
 Where = Enum("Where", {name: name for name in get_args(Layout)}, type=str)  # type: ignore[misc]
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="The file to write.")]
+To = Annotated[Path, typer.Option("--to", "-o", help="The file to write.")]
 
 
 def pack(
     model: Annotated[Path, typer.Argument(help="An expanded model that fissile.save wrote.")],
-    out: Out,
+    to: To,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Of all numbers; by default they keep their own.")
     ] = None,
@@ -60,20 +60,20 @@ def pack(
     """Pack a saved model for inference: the wide network in the bytes of the narrow one."""
     from fissile.io.packing import pack_file
 
-    done = pack_file(model, out, dtype=_dtype(dtype), layout=layout.value)
+    done = pack_file(model, to, dtype=_dtype(dtype), layout=layout.value)
     _print_packing(done)
-    typer.echo(f"{out}: {done.weights:,} weights in {done.after:,} bytes")
+    typer.echo(f"{to}: {done.weights:,} weights in {done.after:,} bytes")
 
 
 def unpack(
     model: Annotated[Path, typer.Argument(help="A packed model.")],
-    out: Out,
+    to: To,
 ) -> None:
     """Write a packed model as an expanded one again, which can be trained."""
     from fissile.io.packing import unpack_file
 
-    unpack_file(model, out)
-    typer.echo(f"{out}: {out.stat().st_size:,} bytes")
+    unpack_file(model, to)
+    typer.echo(f"{to}: {to.stat().st_size:,} bytes")
 
 
 def bench(

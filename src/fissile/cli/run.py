@@ -29,6 +29,7 @@ from fissile.cli.common import (
     here,
     interruptible,
     parsed,
+    print_means,
     print_status,
     print_verdicts,
     show,
@@ -131,7 +132,9 @@ def run(
             tally = run_trials(works, store, backend, within=within, watcher=bar)
         typer.echo(f"{tally.text()}; {out} holds {store.count():,}.")
         if len(runs) == 1:
-            print_verdicts(load(store, runs[0]))
+            found = load(store, runs[0])
+            print_means(found)
+            print_verdicts(found)
         else:
             print_status([load(store, one) for one in runs])
 

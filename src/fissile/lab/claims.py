@@ -3,25 +3,28 @@
 >>> Claim("Clause splits beat the dense network.", "section 4.2", Beats("clause-4"))
 
 A check looks at a table of results (see :mod:`fissile.lab.frame`) and returns a verdict: it holds,
-it fails, it is not significant, or there is no data to judge it by.
+it fails, it is not significant, or there is no data to judge it by. Those here compare arms; those
+in :mod:`fissile.lab.trends` judge trends and single numbers. Where a claim tests several cells,
+their p-values are corrected for their number by Holm's method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import erfc, hypot, inf, isinf, isnan, sqrt
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
-
-import numpy as np
+from math import isnan
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from fissile.lab.frame import paired, pick
-from fissile.lab.stats import LEVEL, Array, Line, interval, line, ratios
+from fissile.lab.stats import ENOUGH, LEVEL, Array, holm, interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Status = Literal["holds", "not significant", "fails", "no data"]
+Status = Literal["holds", "not significant", "fails", "not tested here", "no data"]
+#: What tells the cells of a study apart.
+AXES = ("clauses", "classes", "depth", "neurons")
 
 
 @dataclass(frozen=True)
@@ -43,44 +46,91 @@ class Claim:
     text: str
     source: str
     check: Check
-    own: bool = False  # ours, not the paper's: it is not counted among those
+    own: bool = False  # ours, not the paper's
 
     def __post_init__(self) -> None:
         if self.own and not self.text.startswith("Ours: "):
             object.__setattr__(self, "text", f"Ours: {self.text}")
 
+    def judge(self, frame: DataFrame, changed: Mapping[str, object] | None = None) -> Verdict:
+        """Return what became of the claim, where the user changed these settings.
 
-_NOTHING = Verdict("no data", "no finished trials to judge it by")
+        >>> claim.judge(results.frame, {"neurons": 16}).status
+        'not tested here'
+
+        Fewer than three trials prove nothing. Where a setting was changed that the claim is about,
+        the verdict on the claim is that it was not tested.
+        """
+        found, about = self.check(frame), _about(self.check)
+        if told := ", ".join(f"{k}={v}" for k, v in (changed or {}).items() if k in about):
+            there = "" if found.status == "no data" else f"; there: {found.numbers}"
+            return Verdict("not tested here", f"run with {told}{there}")
+        trials = 0
+        if len(frame) and "trial" in frame:
+            trials = frame.loc[frame["arm"] != "converged", "trial"].nunique()
+        if found.status != "no data" and 0 < trials < getattr(self.check, "least_trials", ENOUGH):
+            few = "one trial proves" if trials == 1 else f"{trials} trials prove"
+            return Verdict("not significant", f"{few} nothing, it takes {ENOUGH}: {found.numbers}")
+        return found
 
 
-def _verdict(fails: bool, holds: bool, numbers: str) -> Verdict:
+def _about(check: Check) -> set[str]:
+    """Return the settings that a claim is about: the axes of studies, and what its check names."""
+    names = set(getattr(check, "axes", (*AXES, "size", "literals")))
+    for one in getattr(check, "checks", (check,)):
+        along = getattr(one, "along", ())
+        names |= {along} if isinstance(along, str) else set(along)
+        names |= set(getattr(one, "where", ())) | set(getattr(one, "settings", ()))
+    return names
+
+
+def counts(verdicts: Iterable[Verdict]) -> dict[Status, int]:
+    """Return how many claims came to each status, ours among them.
+
+    >>> counts([Verdict("holds", ""), Verdict("holds", "")])["holds"]
+    2
+    """
+    found = Counter(one.status for one in verdicts)
+    return {status: found[status] for status in get_args(Status)}
+
+
+NOTHING = Verdict("no data", "no finished trials to judge it by")
+
+
+def verdict(fails: bool, holds: bool, numbers: str) -> Verdict:
+    """Return a verdict; what fails does not hold."""
     return Verdict("fails" if fails else "holds" if holds else "not significant", numbers)
 
 
-def _signed(value: float, p: float) -> Status:
+def signed(value: float, p: float) -> Status:
     """Judge a number that should be positive."""
     significant = p < LEVEL  # which NaN is not
     return "not significant" if not significant else "holds" if value > 0 else "fails"
 
 
-def _p_text(p: float) -> str:
+def p_text(p: float) -> str:
+    """Return a p-value as text."""
     if isnan(p):
         return "no p-value"
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def _cells_text(count: int) -> str:
+def cells_text(count: int) -> str:
+    """Return a number of cells as text."""
     return f"{count} {'cell' if count == 1 else 'cells'}"
 
 
-def _words(where: Mapping[str, object]) -> str:
+def words(where: Mapping[str, object]) -> str:
+    """Return settings as text."""
     return ", ".join(f"{name} = {value:g}" for name, value in where.items())
 
 
-def _both(cell: DataFrame, arm: str, over: str, measure: str = "accuracy") -> list[Array] | None:
+def both_arms(
+    cell: DataFrame, arm: str, over: str, measure: str = "accuracy"
+) -> list[Array] | None:
     """Return the values of two arms in the trials that both have, if there are three."""
     table = cell.pivot(index="trial", columns="arm", values=measure).dropna()
-    if len(table) < 3 or not {arm, over} <= set(table.columns):
+    if len(table) < ENOUGH or not {arm, over} <= set(table.columns):
         return None  # two trials may agree by chance, and their interval would be a point
     return [table[name].to_numpy() for name in (arm, over)]
 
@@ -102,14 +152,19 @@ class _Cell(NamedTuple):
 
     @property
     def text(self) -> str:
-        return f"{self.gain:+.3g} ({_p_text(self.p)})"
+        return f"{self.gain:+.3g} ({p_text(self.p)})"
 
 
 def _counted(found: Sequence[_Cell]) -> tuple[int, int, _Cell]:
-    """Return how many cells are significantly better, how many worse, and the weakest."""
+    """Return how many cells are significantly better, how many worse, and the weakest.
+
+    The p-values of all cells that a claim tests are corrected for their number.
+    """
+    corrected = holm([cell.p for cell in found])
+    found = [cell._replace(p=p) for cell, p in zip(found, corrected, strict=True)]
     better = sum(cell.gain > 0 and cell.p < LEVEL for cell in found)
     worse = sum(cell.gain < 0 and cell.p < LEVEL for cell in found)
-    return better, worse, min(found, key=lambda cell: cell.evidence)
+    return better, worse, min(found, key=lambda cell: (cell.evidence, cell.gain))
 
 
 @dataclass(frozen=True)
@@ -118,8 +173,8 @@ class Beats:
 
     >>> Beats("clause-4", "dense", along=("neurons",), where={"clauses": 8})
 
-    It holds if every cell is better with p < 0.05, and fails if some cell is significantly worse.
-    Anything between is not significant.
+    It holds if every cell is better with p < 0.05, by Holm's correction, and fails if some cell is
+    significantly worse. Anything between is not significant.
     """
 
     arm: str
@@ -143,7 +198,7 @@ class Beats:
         part = pick(frame, self.where, [self.arm, self.over])
         if len(part) and self.measure in part:
             for values, cell in part.groupby(list(self.along), sort=True):
-                yield _words(dict(zip(self.along, values, strict=True))), cell
+                yield words(dict(zip(self.along, values, strict=True))), cell
 
 
 @dataclass(frozen=True)
@@ -163,16 +218,16 @@ class Together:
             for cell in check._compared(frame)
         ]
         if not found:
-            return _NOTHING
+            return NOTHING
         better, worse, weakest = _counted(found)
         up, down = ("lower", "higher") if self.checks[0].lower else ("higher", "lower")
         numbers = (
-            f"{better} of {_cells_text(len(found))} significantly {up}, "
+            f"{better} of {cells_text(len(found))} significantly {up}, "
             f"{worse} significantly {down}; weakest: {weakest.text} at {weakest.place}"
         )
         # A few cells that are mostly spared would prove nothing.
         enough = better >= len(found) - self.spare and len(found) > 2 * self.spare
-        return _verdict(worse > self.spare, enough, numbers)
+        return verdict(worse > self.spare, enough, numbers)
 
 
 @dataclass(frozen=True)
@@ -186,7 +241,7 @@ class Often(Beats):
     def __call__(self, frame: DataFrame) -> Verdict:
         found = list(self._compared(frame))
         if not found:
-            return _NOTHING
+            return NOTHING
         higher = sum(cell.gain > 0 for cell in found)
         better, worse, _ = _counted(found)
         numbers = (
@@ -194,7 +249,7 @@ class Often(Beats):
             f"significantly worse in {worse}"
         )
         fails = 2 * higher < len(found) and worse > better
-        return _verdict(fails, 2 * better > len(found), numbers)
+        return verdict(fails, 2 * better > len(found), numbers)
 
 
 @dataclass(frozen=True)
@@ -214,13 +269,13 @@ class Leads:
     def __call__(self, frame: DataFrame) -> Verdict:
         found = list(self._compared(frame))
         if not found:
-            return _NOTHING
+            return NOTHING
         better, worse, weakest = _counted(found)
         numbers = (
             f"better than the best other in {better} of {len(found)} cells, worse in {worse}; "
             f"weakest: {weakest.text} against {weakest.place}"
         )
-        return _verdict(worse > 0, 2 * better >= len(found), numbers)
+        return verdict(worse > 0, 2 * better >= len(found), numbers)
 
     def _compared(self, frame: DataFrame) -> Iterator[_Cell]:
         if not len(frame):
@@ -248,305 +303,17 @@ class Alike(Beats):
 
     def __call__(self, frame: DataFrame) -> Verdict:
         sides = [
-            (place, _both(cell, self.arm, self.over, self.measure))
+            (place, both_arms(cell, self.arm, self.over, self.measure))
             for place, cell in self._cells(frame)
         ]
         found = [(place, *interval(both[0] - both[1])) for place, both in sides if both]
         if not found:
-            return _NOTHING
+            return NOTHING
         place, low, high = max(found, key=lambda one: max(abs(one[1]), abs(one[2])))
         numbers = (
             f"the furthest apart at {place}: difference between {low:+.2f} and {high:+.2f} with "
-            f"95 % confidence, {_cells_text(len(found))}, margin {self.within:g}"
+            f"95 % confidence, {cells_text(len(found))}, margin {self.within:g}"
         )
         apart = any(low > self.within or high < -self.within for _, low, high in found)
         level = all(-self.within <= low and high <= self.within for _, low, high in found)
-        return _verdict(apart, level, numbers)
-
-
-# --- trends along an axis, and single numbers
-
-
-@dataclass(frozen=True)
-class Trend:
-    """A measure rises or falls along an axis: the slope of a least-squares line over all trials.
-
-    >>> Trend("improvement", "clause-4", along="neurons", rises=False, where={"clauses": 8})
-    """
-
-    measure: str
-    arm: str
-    along: str = "neurons"
-    rises: bool = True
-    where: Mapping[str, object] = field(default_factory=dict)
-    until: float = inf
-
-    def __call__(self, frame: DataFrame) -> Verdict:
-        part = pick(frame, self.where, [self.arm])
-        fits = _fits(self.measure, self.along, part[part[self.along] <= self.until])
-        if not fits:
-            return _NOTHING
-        fit = fits[0]
-        numbers = (
-            f"slope {fit.slope:+.3g} per unit of {self.along} ({_p_text(fit.p)}, n = {fit.count})"
-        )
-        return Verdict(_signed(fit.slope if self.rises else -fit.slope, fit.p), numbers)
-
-
-@dataclass(frozen=True)
-class Levels:
-    """A rise that flattens: the slope beyond a point is smaller than the slope up to it."""
-
-    measure: str
-    arm: str
-    along: str
-    beyond: float
-    where: Mapping[str, object] = field(default_factory=dict)
-
-    def __call__(self, frame: DataFrame) -> Verdict:
-        part = pick(frame, self.where, [self.arm])
-        sides = {
-            f"up to {self.beyond:g} {self.along}": part[part[self.along] <= self.beyond],
-            "beyond": part[part[self.along] >= self.beyond],
-        }
-        return _steeper(self.measure, self.along, sides)
-
-
-@dataclass(frozen=True)
-class Flatter:
-    """A measure falls more slowly in some cells than in others.
-
-    >>> Flatter("improvement", "random-4", "neurons", where={"load": 4.0}, than={"classes": 40})
-    """
-
-    measure: str
-    arm: str
-    along: str
-    where: Mapping[str, object]
-    than: Mapping[str, object]
-
-    def __call__(self, frame: DataFrame) -> Verdict:
-        sides = {
-            f"where {_words(where)}": pick(frame, where, [self.arm])
-            for where in (self.where, self.than)
-        }
-        return _steeper(self.measure, self.along, sides)
-
-
-def _fits(measure: str, along: str, *parts: DataFrame) -> list[Line]:
-    """Return the line through each part; none if some part has too few trials for one."""
-    few = any(len(part) < 3 or part[along].nunique() < 2 for part in parts)
-    return [] if few or measure not in parts[0] else [line(p[along], p[measure]) for p in parts]
-
-
-def _steeper(measure: str, along: str, sides: Mapping[str, DataFrame]) -> Verdict:
-    """Judge whether the first side's line has a larger slope than the second's."""
-    fits = _fits(measure, along, *sides.values())
-    if not fits:
-        return _NOTHING
-    first, second = fits
-    more, error = first.slope - second.slope, hypot(first.error, second.error)
-    p = erfc(abs(more) / error / sqrt(2)) if error else float(more == 0)
-    slopes = [f"{fit.slope:+.3g} {place}" for place, fit in zip(sides, fits, strict=True)]
-    return Verdict(_signed(more, p), f"slope {', '.join(slopes)} ({_p_text(p)})")
-
-
-@dataclass(frozen=True)
-class Explains:
-    """One measure goes with another over widths: a line through the means has an R² of 0.5."""
-
-    y: str
-    x: str
-    arms: Sequence[str]
-    where: Mapping[str, object] = field(default_factory=dict)
-    rises: bool = True
-
-    def __call__(self, frame: DataFrame) -> Verdict:
-        if not {self.x, self.y} <= set(frame.columns):
-            return _NOTHING
-        fits = {}
-        for arm in self.arms:
-            part = pick(frame, self.where, [arm])
-            means = part.groupby("neurons")[[self.x, self.y]].mean()
-            fit = line(means[self.x], means[self.y])
-            if fit.count > 2:
-                fits[arm] = fit
-        if not fits:
-            return _NOTHING
-        numbers = "; ".join(
-            f"{arm}: R² = {fit.r2:.2f}, slope {fit.slope:+.3g} ({_p_text(fit.p)})"
-            for arm, fit in fits.items()
-        )
-        each = [_signed(f.slope if self.rises else -f.slope, f.p) for f in fits.values()]
-        strong = all(fit.r2 >= 0.5 for fit in fits.values())
-        return _verdict("fails" in each, strong and set(each) == {"holds"}, numbers)
-
-
-@dataclass(frozen=True)
-class Near:
-    """One column comes close to another: within four of its errors, or within a factor.
-
-    >>> Near("coverage_simulated", "coverage", error="coverage_error")
-    >>> Near("collision_ratio", "collision_ratio_approx", factor=2, where={"literals": 128})
-    """
-
-    measure: str
-    target: str
-    error: str | None = None
-    factor: float = 1.0
-    where: Mapping[str, object] = field(default_factory=dict)
-
-    def __call__(self, frame: DataFrame) -> Verdict:
-        part = pick(frame, self.where)
-        if not len(part) or self.measure not in part:
-            return _NOTHING
-        if self.error is not None:
-            off = ((part[self.measure] - part[self.target]) / part[self.error]).abs()
-            numbers = f"{len(part)} rows, the furthest off by {off.max():.2g} standard errors"
-            return Verdict("holds" if off.max() <= 4 else "fails", numbers)
-        ratio = part[self.measure] / part[self.target]
-        numbers = f"{len(part)} rows, between {ratio.min():.3g} and {ratio.max():.3g} times"
-        near = 1 / self.factor <= ratio.min() and ratio.max() <= self.factor
-        return Verdict("holds" if near else "fails", numbers)
-
-
-@dataclass(frozen=True)
-class Reaches:
-    """In some cell, an arm is better than dense by at least so many percent.
-
-    >>> Reaches("random-4", least=100.0)  # it doubles
-
-    It holds if the 95 % interval of some cell lies above, and fails if those of all lie below. The
-    improvement is that of the cell's mean, as in the paper's tables.
-    """
-
-    arm: str
-    least: float
-
-    def __call__(self, frame: DataFrame) -> Verdict:
-        part = pick(frame, {}, [self.arm, "dense"])
-        found = []
-        for at, cell in part.groupby("neurons"):
-            both = _both(cell, self.arm, "dense")
-            if both:
-                found.append((*_improvement(*both), at))
-        if not found:
-            return _NOTHING
-        mean, low, high, at = max(found)
-        numbers = (
-            f"most: {mean:.3g} % ({low:.3g} to {high:.3g}) at neurons = {at:g}; "
-            f"asked: {self.least:g} %"
-        )
-        reached = max(low for _, low, _, _ in found) >= self.least
-        below = max(high for _, _, high, _ in found) < self.least
-        return _verdict(below, reached, numbers)
-
-
-def _improvement(own: Array, dense: Array) -> tuple[float, float, float]:
-    """Return by how many percent an arm's mean is above dense's, and the interval of that."""
-    picks = np.random.default_rng(0).integers(0, len(own), (2000, len(own)))
-    several = 100 * (own[picks].mean(1) / dense[picks].mean(1) - 1)
-    low, high = np.percentile(several, [2.5, 97.5])
-    return 100 * (own.mean() / dense.mean() - 1), float(low), float(high)
-
-
-@dataclass(frozen=True)
-class Best:
-    """Of all settings that were searched, these have the highest mean.
-
-    >>> Best("accuracy", {"every": 100, "fraction": 0.3}, "dynamic-2")
-
-    Only cells and trials that every setting has are compared: a search that was cut short would
-    favour what was tried where it is easy.
-    """
-
-    measure: str
-    settings: Mapping[str, object]
-    arm: str
-
-    def __call__(self, frame: DataFrame) -> Verdict:
-        part = pick(frame, {}, [self.arm])
-        if not len(part) or self.measure not in part:
-            return _NOTHING
-        table = part.pivot_table(
-            index=["neurons", "trial"], columns=list(self.settings), values=self.measure
-        ).dropna()
-        means, ours = table.mean(), tuple(self.settings.values())
-        if not len(table) or ours not in means.index or len(means) < 2:
-            return _NOTHING
-        rest = means.drop(ours)
-        numbers = (
-            f"{means[ours]:.4g} over {len(table)} networks; the best of {len(rest)} other "
-            f"settings {rest.max():.4g}, the worst {rest.min():.4g}"
-        )
-        return Verdict("holds" if means[ours] >= rest.max() else "fails", numbers)
-
-
-@dataclass(frozen=True)
-class Equivalent:
-    """An arm is as good as dense networks with so many times its weights, at every width.
-
-    >>> Equivalent("random-4", least=1.2)
-
-    It holds where the lower end of every interval reaches the multiple, and fails where the upper
-    end of some does not. A width that beats every dense network is left out if none of those was
-    large enough to tell. See :func:`fissile.lab.stats.ratios`.
-    """
-
-    arm: str
-    least: float
-    at: int | None = None  # only this width
-
-    def __call__(self, frame: DataFrame) -> Verdict:
-        found = ratios(frame, self.arm)
-        if self.at is not None:
-            found = found[found["neurons"] == self.at]
-        low = found[["low", "bound"]].min(axis=1)
-        told = found[~(np.isinf(found["low"].astype(float)) & (found["bound"] < self.least))]
-        if not len(told):
-            return _NOTHING
-        numbers = "; ".join(_range(row) for row in found.to_dict("records"))
-        held = (low[told.index] >= self.least).all()
-        return _verdict((told["high"] < self.least).any(), held, numbers)
-
-
-@dataclass(frozen=True)
-class WarmedUp:
-    """At the split, the dense network has a share of the accuracy that it converges to.
-
-    >>> WarmedUp(0.95)
-
-    One network of each cell trains until it has converged (see :mod:`fissile.lab.task`). The
-    claim holds if every one had the share at the split, and fails if some had less.
-    """
-
-    least: float
-
-    def __call__(self, frame: DataFrame) -> Verdict:
-        part = pick(frame, {}, ["converged"])
-        if not len(part) or "warm" not in part:
-            return _NOTHING
-        share = (part["warm"] / part["accuracy"]).fillna(0.0)  # a network that diverged has nothing
-        below, worst = int((share < self.least).sum()), part.loc[share.idxmin()]
-        axes = [name for name in _AXES if name in part and part[name].nunique() > 1]
-        where = _words({name: worst[name] for name in axes})
-        numbers = (
-            f"{share.min():.3f} to {share.max():.3f} of the converged accuracy, "
-            f"mean {share.mean():.3f}; below {self.least:g} in {below} of "
-            f"{_cells_text(len(part))}{f'; lowest at {where}' if where else ''}"
-        )
-        if rising := int(part["rising"].sum()) if "rising" in part else 0:
-            numbers += f"; {rising} still rose when stopped"
-        return Verdict("fails" if below else "holds", numbers)
-
-
-#: What tells the cells of a study apart.
-_AXES = ("clauses", "classes", "depth", "neurons")
-
-
-def _range(row: Mapping[str, float]) -> str:
-    ratio, low, high = (
-        f"over {row['bound']:.2f}" if isinf(row[name]) else f"{row[name]:.2f}"
-        for name in ("ratio", "low", "high")
-    )
-    return f"{row['neurons']:g} neurons: {ratio} ({low} to {high})"
+        return verdict(apart, level, numbers)

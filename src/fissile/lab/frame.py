@@ -76,7 +76,7 @@ def table(works: Sequence[Work], measures: Mapping[str, Mapping[str, float]]) ->
     if "accuracy" not in frame:
         return frame
     frame["per_parameter"] = frame["accuracy"] / frame["nonzeros"]
-    setting = [name for name in _described(frame) if name not in ARM]
+    setting = [name for name in described(frame) if name not in ARM]
     dense = frame[frame["arm"] == "dense"].drop_duplicates(setting)
     dense = frame[setting].merge(dense, on=setting, how="left")  # row for row, of the same trial
     frame["improvement"] = 100 * (fold_change(frame["accuracy"], dense["accuracy"]) - 1)
@@ -85,7 +85,7 @@ def table(works: Sequence[Work], measures: Mapping[str, Mapping[str, float]]) ->
     return frame
 
 
-def _described(frame: DataFrame) -> list[str]:
+def described(frame: DataFrame) -> list[str]:
     """Return the columns that say what a trial is; they come first, and end with its number."""
     names = list(frame.columns)
     return names[: names.index("trial") + 1]
@@ -98,8 +98,7 @@ def after(arm: str, epochs: int) -> str:
 
 def tidy(frame: DataFrame) -> DataFrame:
     """Return one row per setting, arm, trial and measure."""
-    described = _described(frame)
-    long = frame.melt(id_vars=described, var_name="measure", value_name="value")
+    long = frame.melt(id_vars=described(frame), var_name="measure", value_name="value")
     return long.dropna(subset=["value"]).reset_index(drop=True)
 
 

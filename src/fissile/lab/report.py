@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import base64
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import chain
@@ -24,12 +24,12 @@ from fissile._common.errors import FileError, FissileError, needs
 from fissile._common.files import move_finished
 from fissile._common.progress import duration
 from fissile.lab import plots
-from fissile.lab.claims import Status, Verdict
+from fissile.lab.claims import Status, Verdict, counts
 from fissile.lab.frame import labelled, pick
-from fissile.lab.results import Results, latest, load
-from fissile.lab.stats import LEVEL, Summary, summary
+from fissile.lab.results import Results, load, nearest, readable, shown, told
+from fissile.lab.stats import ENOUGH, LEVEL, Summary, summary
 from fissile.lab.store import Store
-from fissile.lab.studies import CRITERION, find
+from fissile.lab.studies import CRITERION
 from fissile.lab.study import Published
 from fissile.lab.task import WITHIN
 from fissile.lab.trial import Contender, Sampling, Trial, Work
@@ -38,41 +38,69 @@ MISSING = "–"
 #: Combined spreads between our mean and the paper's before it is pointed out.
 FAR = 2.0
 #: A verdict must be told apart without colour, on paper and by those who see none.
-SYMBOLS: dict[Status, str] = {"holds": "✓", "not significant": "○", "fails": "✗", "no data": "–"}
+SYMBOLS: dict[Status, str] = {
+    "holds": "✓",
+    "not significant": "○",
+    "fails": "✗",
+    "not tested here": "□",
+    "no data": "–",
+}
 #: The order in which verdicts are told: what differs from the paper comes first.
 _FIRST: dict[Status, str] = {
     "fails": "What came out differently",
     "not significant": "Not significant",
     "holds": "Holds",
+    "not tested here": "Not tested here",
     "no data": "No data",
 }
 
 
-def write(store: Store, folder: Path, *, ids: Iterable[str] = (), scale: str | None = None) -> Path:
-    """Write the report on the newest run of each study and return its page.
+def write(
+    store: Store,
+    folder: Path,
+    *,
+    ids: Iterable[str] = (),
+    scale: str | None = None,
+    changes: Mapping[str, object] | None = None,
+) -> Path:
+    """Write the report on one run of each study and return its page.
 
-    >>> write(store, Path("report"), ids=["capacity"], scale="quick")
+    >>> write(store, Path("report"), ids=["capacity", "codes-2"], scale="quick")
     PosixPath('report/index.html')
 
-    A report that is already there stays whole until the new one is finished beside it.
+    Runs are chosen by :func:`fissile.lab.results.nearest`. A report that is already there stays
+    whole until the new one is finished beside it.
     """
-    found = [load(store, run) for run in latest(store, [s.id for s in find(ids)], scale)]
+    found = [load(store, run) for run in nearest(store, list(ids), scale, changes)]
     if not found:
-        raise FissileError("there is nothing to report; fill the store with `fissile run` first")
-    folder = Path(folder)
+        raise FissileError(nothing(store, "there is nothing to report", "fissile run"))
+    with whole_folder(Path(folder), "the report") as beside:
+        _fill(beside, found)
+    return Path(folder) / "index.html"
+
+
+def nothing(store: Store, what: str, command: str) -> str:
+    """Return the error that says what the store holds, where that is not what was asked for."""
+    held = ", ".join(shown(run) for run in store.runs() if readable(run))
+    runs = f"; the store holds {held}" if held else ""
+    return f"{what}; fill the store with `{command}` first{runs}"
+
+
+@contextmanager
+def whole_folder(folder: Path, what: str) -> Iterator[Path]:
+    """Yield an empty folder whose files replace those of ``folder`` at the end, or none does."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             dir=folder, prefix=".unfinished-", ignore_cleanup_errors=True
         ) as beside:
-            _fill(Path(beside), found)
+            yield Path(beside)
             move_finished(Path(beside), folder, last="index.html")
     except OSError as error:
         raise FileError(
-            f"could not write the report to {folder}: {error.strerror or error}; free some space "
+            f"could not write {what} to {folder}: {error.strerror or error}; free some space "
             "or give another folder"
         ) from None
-    return folder / "index.html"
 
 
 # --- files
@@ -83,19 +111,21 @@ def _fill(folder: Path, found: Sequence[Results]) -> None:
     for name in ("figures", "tables"):
         (folder / name).mkdir()
     sections = [_section(results, folder) for results in found]
-    _write_csv(folder / "claims.csv", _claim_rows(found))
-    (folder / "claims.md").write_text(claims_markdown(found), "utf-8", newline="\n")
+    rows = claim_rows(found)
+    write_csv(folder / "claims.csv", rows)
+    (folder / "claims.md").write_text(claims_markdown(rows), "utf-8", newline="\n")
     (folder / "index.html").write_text(_page(sections), "utf-8", newline="\n")
 
 
-def _write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write a table in full precision, with nothing where a number is NaN."""
     import pandas
 
     pandas.DataFrame(rows).to_csv(path, index=False, lineterminator="\n")
 
 
-def _claim_rows(found: Sequence[Results]) -> list[dict[str, object]]:
+def claim_rows(found: Iterable[Results]) -> list[dict[str, Any]]:
+    """Return every claim with its verdict, a row each."""
     return [
         {
             "study": results.study.id,
@@ -104,6 +134,7 @@ def _claim_rows(found: Sequence[Results]) -> list[dict[str, object]]:
             "verdict": verdict.status,
             "numbers": verdict.numbers,
             "features": results.foreign,
+            "settings": results.apart,
             "scale": results.run.scale,
             "trials": len(results.rows),
             "trials_asked": len(results.works),
@@ -128,6 +159,7 @@ class Cell:
     paper: float
     paper_spread: float
     texts: tuple[str, str, str]  # ours, the paper's and the difference
+    alike: bool = True  # both are of the same data
 
     @property
     def difference(self) -> float:
@@ -135,13 +167,14 @@ class Cell:
 
     @property
     def judged(self) -> bool:
-        """Return whether both sides have a spread to judge the difference by."""
-        return not isnan(self.ours_error + self.paper_spread)
+        """Return whether both are of the same data, and have a spread to judge them by."""
+        return self.alike and not isnan(self.ours_error + self.paper_spread)
 
     @property
     def far(self) -> bool:
         """Return whether the two lie apart; a spread that is missing is NaN, which says no."""
-        return abs(self.difference) > FAR * hypot(self.ours_error, self.paper_spread)
+        apart = abs(self.difference) > FAR * hypot(self.ours_error, self.paper_spread)
+        return self.judged and apart
 
 
 @dataclass(frozen=True)
@@ -154,6 +187,11 @@ class Table:
     @property
     def cells(self) -> list[Cell]:
         return list(chain.from_iterable(self.rows.values()))
+
+    @property
+    def beside(self) -> bool:
+        """Return whether numbers of the paper stand beside ours."""
+        return any(not isnan(cell.paper) for cell in self.cells)
 
     @property
     def numbers(self) -> list[dict[str, object]]:
@@ -171,12 +209,20 @@ def table(published: Published, results: Results) -> Table:
     """Fill a table of the paper with what the trials came to.
 
     >>> table(study.published[0], results).rows[8]
+
+    Numbers of the paper stand beside those of its own settings alone.
     """
     paper = {
         (place, arm): value if isinstance(value, tuple) else (nan if value is None else value, nan)
         for place, row in published.values.items()
         for arm, value in row.items()
     }
+    if results.apart:
+        where = {k: v for k, v in published.where.items() if k not in results.changed}
+        published = replace(published, where=where)
+        frame = results.frame if results.rows else {}
+        places = sorted(set(pick(frame, where)[published.along])) if len(frame) else ()
+        paper = {(int(place), arm): (nan, nan) for place in places for arm in published.arms}
     columns = list(zip(*paper.values(), strict=True))
     rows: dict[int, list[Cell]] = {}
     for (place, arm), pair in paper.items():
@@ -186,8 +232,10 @@ def table(published: Published, results: Results) -> Table:
         if ours.count:
             own = _joined([_fixed(number, digits) for number in (ours.mean, ours.error)])
             apart = f"{ours.mean - pair[0]:+z.{digits}f}".replace("-", "−")
-            texts = (own, texts[1], MISSING if isnan(pair[0]) else apart)
-        cell = Cell(place, arm, ours.count, ours.mean, ours.error, *pair, texts)
+            alone = isnan(pair[0]) or bool(results.foreign)
+            texts = (own, texts[1], MISSING if alone else apart)
+        alike = not results.foreign
+        cell = Cell(place, arm, ours.count, ours.mean, ours.error, *pair, texts, alike)
         rows.setdefault(place, []).append(cell)
     return Table(published, rows)
 
@@ -217,31 +265,38 @@ def _joined(mean_and_error: Sequence[str]) -> str:
 # --- Markdown
 
 
-def claims_markdown(results: Iterable[Results]) -> str:
+def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the claims and their verdicts for a README: first what came out differently.
 
-    >>> print(claims_markdown(load(store, run) for run in latest(store)))
+    >>> print(claims_markdown(claim_rows([load(store, run) for run in nearest(store)])))
     """
-    rows: dict[Status, list[Sequence[str]]] = {status: [] for status in _FIRST}
-    for one in results:
-        for claim, verdict in one.verdicts:
-            told = ", ".join(filter(None, (one.foreign, one.done)))
-            where = f"{one.study.id} ({told})" if told else one.study.id
-            rows[verdict.status].append((where, claim.text, verdict.numbers))
+    found = counts(Verdict(row["verdict"], row["numbers"]) for row in rows)
     parts = []
     for status, title in _FIRST.items():
-        if rows[status]:
-            shown = _markdown_table([("study", "claim", "numbers"), *rows[status]])
-            head = f"{SYMBOLS[status]} {title}: {len(rows[status])}"
+        if found[status]:
+            body = [
+                (_where(row), row["claim"], row["numbers"])
+                for row in rows
+                if row["verdict"] == status
+            ]
+            lines = _markdown_table([("study", "claim", "numbers"), *body])
+            head = f"{SYMBOLS[status]} {title}: {found[status]}"
             unfolded = " open" if status == "fails" else ""
-            parts.append(f"<details{unfolded}><summary>{head}</summary>\n\n{shown}\n</details>\n")
+            parts.append(f"<details{unfolded}><summary>{head}</summary>\n\n{lines}\n</details>\n")
     return "\n".join(parts)
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    """Return the study of a claim, with what its numbers are not the paper's in."""
+    done = told(int(row["trials"]), int(row["trials_asked"]))
+    apart = ", ".join(filter(None, (row["features"], row["settings"], done)))
+    return f"{row['study']} ({apart})" if apart else str(row["study"])
 
 
 def tables_markdown(results: Results) -> str:
     """Return the tables of a study for a README: our numbers, and in brackets the paper's.
 
-    >>> print(tables_markdown(load(store, latest(store, ["fashionmnist"])[0])))
+    >>> print(tables_markdown(load(store, nearest(store, ["fashionmnist"])[0])))
     """
     parts = []
     for published in results.study.published:
@@ -250,9 +305,10 @@ def tables_markdown(results: Results) -> str:
         for place, cells in held.rows.items():
             rows.append((str(place), *map(_both, cells)))
         on = f" on {results.foreign}" if results.foreign else ""
+        on += f" with {results.apart}" if results.apart else ""
         on += f" ({results.done})" if results.done else ""
-        known = any(not isnan(cell.paper) for cell in held.cells)
-        paper = ", and (the paper’s)" if known else "; the paper has none"
+        none = "; not the paper’s settings" if results.apart else "; the paper has none"
+        paper = ", and (the paper’s)" if held.beside else none
         title = f"{_upper_first(published.table)}: ours{on}{paper}."
         parts.append(f"{title}\n\n{_markdown_table(rows)}")
     return "\n".join(parts)
@@ -269,8 +325,8 @@ def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _markdown(text: str) -> str:
-    for special, shown in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*")):
-        text = text.replace(special, shown)
+    for special, safe in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*")):
+        text = text.replace(special, safe)
     return " ".join(text.split())
 
 
@@ -334,7 +390,7 @@ def _section(results: Results, folder: Path) -> _Section:
     if tables:
         rows = [{**row, "features": results.foreign} for one in tables for row in one.numbers]
         path = folder / "tables" / results.study.id
-        _write_csv(path.with_suffix(".csv"), rows)
+        write_csv(path.with_suffix(".csv"), rows)
         path.with_suffix(".md").write_text(tables_markdown(results), "utf-8", newline="\n")
     return _Section(results, _figure(results, folder / "figures"), tables)
 
@@ -395,31 +451,42 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
 
 
 def _page(sections: Sequence[_Section]) -> str:
-    needs("jinja2", "lab")
-    from jinja2 import Environment, StrictUndefined
-
-    jinja = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    jinja.filters |= {"labelled": labelled, "duration": duration, "upper_first": _upper_first}
-    text = resources.files("fissile.lab").joinpath("report.html.jinja").read_text("utf-8")
     every = [(one, *both) for one in sections for both in one.results.verdicts]
-    found = Counter(verdict.status for _, claim, verdict in every if not claim.own)
     rows = [row for one in sections for row in one.results.rows]
     versions = {row.provenance.version for row in rows} or {fissile.__version__}
-    return jinja.from_string(text).render(
+    return rendered(
+        "report.html.jinja",
         sections=sections,
         versions=sorted(versions),
         newest=max((row.finished for row in rows), default="")[:10],
         scales=list(dict.fromkeys(one.results.run.scale for one in sections)),
-        counts={status: found[status] for status in SYMBOLS},
+        counts=counts(verdict for _, _, verdict in every),
         own=sum(claim.own for _, claim, _ in every),
         differently=[told for told in every if told[2].status == "fails"],
-        symbols=SYMBOLS,
         level=LEVEL,
+        enough=ENOUGH,
         within=WITHIN,
         far=FAR,
     )
+
+
+def rendered(template: str, **values: object) -> str:
+    """Return a page from a template beside this module, by its name."""
+    needs("jinja2", "lab")
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    folder = resources.files("fissile.lab")
+    jinja = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
+    )
+    jinja.filters |= {
+        "labelled": labelled, "duration": duration, "upper_first": _upper_first, "shown": shown
+    }  # fmt: skip
+    return jinja.get_template(template).render(symbols=SYMBOLS, **values)
 
 
 def _upper_first(text: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FissileError
-from fissile.lab.claims import Claim, Verdict
-from fissile.lab.frame import after, table
+from fissile.lab.claims import AXES, Claim, Verdict
+from fissile.lab.frame import after, cells, described, table
 from fissile.lab.store import Provenance, Row, Run, Store
-from fissile.lab.studies import CRITERION, STUDIES
-from fissile.lab.study import Study
+from fissile.lab.studies import CRITERION, STUDIES, find
+from fissile.lab.study import SCALES, Study
 from fissile.lab.task import PAPERS_ENCODER, source
 from fissile.lab.trial import Contender, Trial, Work
 
@@ -36,6 +36,7 @@ class Results:
     rows: Sequence[Row]
     converged: Sequence[Work] = ()
     converged_rows: Sequence[Row] = ()
+    others: Sequence[Run] = ()  # the study's other runs in the store
 
     @cached_property
     def frame(self) -> DataFrame:
@@ -50,10 +51,64 @@ class Results:
             return [
                 (claim, Verdict("no data", "nothing has run yet")) for claim in self.study.claims
             ]
-        found = judged(self.study, self.frame, self.done)
-        missing = _told(self.converged_rows, self.converged)
+        found = judged(self.study, self.frame, self.done, self.changed)
+        missing = told(len(self.converged_rows), len(self.converged))
         part = [both for both in judged(self.study, self.frame, missing) if both[0] == CRITERION]
         return [both for both in found if both[0] != CRITERION] + part
+
+    @cached_property
+    def changed(self) -> dict[str, object]:
+        """What the user changed in the cells of the grid, the data aside."""
+        usual, ours = values(self.study.works(self.run.scale, 1)), values(self.works)
+        return {
+            name: value
+            for name, value in self.run.told.items()
+            if ours.get(name) != usual.get(name)
+        }
+
+    @cached_property
+    def apart(self) -> str:
+        """The settings in which the run is not the paper's, such as ``clauses = 16``.
+
+        The number of trials and the data are named elsewhere. A part of the paper's grid is the
+        paper's: its cells may stand beside the same cells of the paper.
+        """
+        paper = self.study.works("paper", 1)
+        here, there = (
+            {tuple(_plain(work).items()) for work in part} for part in (self.works, paper)
+        )
+        if here <= there:
+            return ""
+        ours, theirs = values(self.works), values(paper)
+        found = {
+            n: v for n, v in ours.items() if not v <= theirs.get(n, set()) or n in self.changed
+        }
+        return ", ".join(
+            f"{name} = {'/'.join(map(str, sorted(each, key=str)))}" for name, each in found.items()
+        )
+
+    @property
+    def along(self) -> list[str]:
+        """The columns that tell the cells of an arm apart, those that tables name first."""
+        frame = self.frame
+        first = [one.along for one in self.study.published]
+        found: list[str] = []
+        for name in dict.fromkeys((*first, *AXES, *described(frame))):
+            if name in frame and name not in ("arm", "trial", "load"):
+                arms = len(frame[[*found, "arm"]].drop_duplicates())
+                if len(frame[[*found, "arm", name]].drop_duplicates()) > arms:
+                    found.append(name)
+        return found or ["neurons"]
+
+    def means(self) -> dict[str, DataFrame]:
+        """Return, by measure, a row for every cell and arm: mean, standard error, trials."""
+        if not self.rows:
+            return {}
+        measures = [*(one.measure for one in self.study.published), "accuracy"]
+        known = [name for name in dict.fromkeys(measures) if name in self.frame]
+        known = known or [name for name in self.frame if name not in described(self.frame)]
+        frame = self.frame[self.frame["arm"] != "converged"]
+        return {name: cells(frame, name, self.along) for name in known}
 
     @property
     def complete(self) -> bool:
@@ -113,30 +168,35 @@ class Results:
 
     @property
     def note(self) -> str:
-        """What a figure must say of its data."""
-        return f"On {self.foreign}: not what the paper used." if self.foreign else ""
+        """What a figure must say of its data and its settings."""
+        data = f"On {self.foreign}: not what the paper used." if self.foreign else ""
+        settings = f"With {self.apart}: not the paper's settings." if self.apart else ""
+        return " ".join(filter(None, (data, settings)))
 
     @property
     def done(self) -> str:
         """Say how many trials are there, if not all: to be said beside what they show."""
-        return _told(self.rows, self.works)
+        return told(len(self.rows), len(self.works))
 
 
-def _told(rows: Sequence[Row], works: Sequence[Work]) -> str:
-    return "" if len(rows) == len(works) else f"{len(rows):,} of {len(works):,} trials"
+def told(rows: int, works: int) -> str:
+    """Return how many trials are there, if not all."""
+    return "" if rows == works else f"{rows:,} of {works:,} trials"
 
 
-def judged(study: Study, frame: DataFrame, missing: str = "") -> list[tuple[Claim, Verdict]]:
-    """Return every claim and its verdict; with some trials missing, none holds or fails yet.
-
-    >>> judged(study, results.frame, results.done)
-    """
-    found = [(claim, claim.check(frame)) for claim in study.claims]
+def judged(
+    study: Study,
+    frame: DataFrame,
+    missing: str = "",
+    changed: Mapping[str, object] | None = None,
+) -> list[tuple[Claim, Verdict]]:
+    """Return every claim and its verdict; with some trials missing, none holds or fails yet."""
+    found = [(claim, claim.judge(frame, changed)) for claim in study.claims]
     return [(claim, _so_far(verdict, missing) if missing else verdict) for claim, verdict in found]
 
 
 def _so_far(verdict: Verdict, missing: str) -> Verdict:
-    if verdict.status == "no data":
+    if verdict.status in ("no data", "not tested here"):
         return verdict
     return Verdict("not significant", f"so far ({missing}) {verdict.status}: {verdict.numbers}")
 
@@ -145,6 +205,27 @@ def _padded(curves: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return curves one below the other, NaN where one has ended."""
     longest = max(map(len, curves))
     return np.stack([np.pad(c, (0, longest - len(c)), constant_values=np.nan) for c in curves])
+
+
+#: What decides a trial's result and is no setting of the grid; data are named beside each number.
+_ASIDE = {"number", "pictures", "data", "encoder", "fingerprint"}
+
+
+def _plain(work: Work) -> dict[str, Any]:
+    """Return the settings of a trial, those of its parts among them."""
+    spec = asdict(work)
+    for part in ("task", "recipe", "arm"):
+        spec |= spec.pop(part, {})
+    return {name: value for name, value in spec.items() if name not in _ASIDE}
+
+
+def values(works: Sequence[Work]) -> dict[str, set[Any]]:
+    """Return the values of every setting in some trials."""
+    found: dict[str, set[Any]] = {}
+    for work in works:
+        for name, value in _plain(work).items() if work.number == works[0].number else ():
+            found.setdefault(name, set()).add(value)
+    return found
 
 
 def load(store: Store, run: Run) -> Results:
@@ -156,22 +237,79 @@ def load(store: Store, run: Run) -> Results:
     works = study.works(run.scale, run.trials, run.changes)
     converged = study.converged(run.scale, run.changes)
     rows, more = (store.rows([work.key for work in part]) for part in (works, converged))
-    return Results(study, run, works, rows, converged, more)
+    runs = [one for one in store.runs() if one.study == run.study]
+    own = next((one for one in runs if one.asked == run.asked), run)
+    others = [one for one in runs if one.asked != run.asked]
+    return Results(study, own, works, rows, converged, more, others)
 
 
 def readable(run: Run) -> bool:
-    """Tell whether this version of fissile knows the run's study, scale and settings."""
+    """Return whether this version of fissile knows the run's study, scale and settings."""
     try:
         return bool(STUDIES[run.study].works(run.scale, run.trials, run.changes))
     except (KeyError, FissileError):
         return False
 
 
-def latest(store: Store, ids: Sequence[str] = (), scale: str | None = None) -> list[Run]:
-    """Return the newest run of each study that can be read, in the order of the paper."""
-    runs: dict[str, Run] = {}
-    for run in store.runs():  # newest first
-        wanted = scale in (None, run.scale) and (not ids or run.study in ids)
-        if wanted and run.study not in runs and readable(run):
-            runs[run.study] = run
-    return [runs[name] for name in STUDIES if name in runs]
+def shown(run: Run) -> str:
+    """Return a run's name and what was asked of it: ``codes-2 (quick, clauses=16)``."""
+    trials = [] if run.trials is None else [f"trials={run.trials}"]
+    told = [f"{name}={value}" for name, value in run.told.items()]
+    return f"{run.name} ({', '.join([run.scale, *trials, *told])})"
+
+
+def matching(
+    store: Store,
+    asked: Sequence[str] = (),
+    scale: str | None = None,
+    changes: Mapping[str, object] | None = None,
+) -> list[Run]:
+    """Return the runs that go by these names or are of these studies, newest first."""
+    runs = store.runs()
+    studies = {study.id for study in find([w for w in asked if w not in {r.name for r in runs}])}
+    return [
+        run
+        for run in runs
+        if (not asked or run.name in asked or run.study in studies)
+        and scale in (None, run.scale)
+        and all(run.told.get(name) == value for name, value in (changes or {}).items())
+    ]
+
+
+def nearest(
+    store: Store,
+    asked: Sequence[str] = (),
+    scale: str | None = None,
+    changes: Mapping[str, object] | None = None,
+) -> list[Run]:
+    """Return one run of each study, in the order of the paper.
+
+    >>> nearest(store, ["capacity", "codes-2"])
+
+    It is the run that was asked for by its name, or else the nearest to the paper's scale and
+    settings that has results; of several, the newest.
+    """
+
+    def distance(run: Run) -> tuple[bool, int, int, bool]:
+        study = STUDIES[run.study]
+        works = study.works(run.scale, run.trials, run.changes)
+        few = run.trials is not None and run.trials < study.scales[run.scale].trials
+        nothing = not store.finished(work.key for work in works)
+        return nothing, -SCALES.index(run.scale), len(run.told), few
+
+    found: dict[str, Run] = {}
+    by_study: dict[str, list[Run]] = {}
+    for run in matching(store, asked, scale, changes):
+        if readable(run):
+            by_study.setdefault(run.study, []).append(run)
+    for study, runs in by_study.items():
+        named = [run for run in runs if run.name in asked]
+        if len(named) > 1:
+            names = " ".join(run.name for run in named)
+            raise FissileError(
+                f"{' and '.join(names.split())} are runs of one study; name one of them, or see "
+                f"them side by side: fissile compare {names}"
+            )
+        left = named or runs
+        found[study] = left[0] if len(left) == 1 else min(left, key=distance)
+    return [found[name] for name in STUDIES if name in found]

@@ -10,8 +10,9 @@ curve first reaches an expanded network's accuracy, its weights are read off.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, nan, sqrt
+from math import inf, isnan, nan, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Below this a difference is called significant, as in the paper.
 LEVEL = 0.05
+#: Fewer trials prove nothing: two may agree by chance.
+ENOUGH = 3
 _DRAWS = 2000
 
 Array = NDArray[np.float64]
@@ -77,7 +80,7 @@ def summary(values: ArrayLike) -> Summary:
 
 
 def compare(values: ArrayLike, others: ArrayLike) -> Comparison:
-    """Test trial by trial whether two arms differ.
+    """Test trial by trial whether two arms differ; fewer than three trials have no p-value.
 
     >>> compare([2.0, 3.1, 4.0], [1.0, 2.0, 3.0]).significant
     True
@@ -87,12 +90,26 @@ def compare(values: ArrayLike, others: ArrayLike) -> Comparison:
         raise FissileError("a paired test needs as many trials of one arm as of the other")
     differences = _finite(first - second)
     mean = summary(differences).mean
-    if len(differences) < 2:
+    if len(differences) < ENOUGH:
         return Comparison(mean, nan)
     if np.ptp(differences) <= 1e-12 * np.abs(differences).max():
-        # All agree, and the t statistic would be 0 / 0 or infinite; two may agree by chance.
-        return Comparison(mean, 1.0 if mean == 0 else 0.0 if len(differences) > 2 else nan)
+        # All agree, and the t statistic would be 0 / 0 or infinite.
+        return Comparison(mean, 1.0 if mean == 0 else 0.0)
     return Comparison(mean, float(_scipy().ttest_1samp(differences, 0.0).pvalue))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number by Holm's method; a missing one (NaN) stays so.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    corrected, highest = list(p_values), 0.0
+    known = sorted((p, place) for place, p in enumerate(p_values) if not isnan(p))
+    for rank, (p, place) in enumerate(known):
+        highest = max(highest, min(1.0, p * (len(known) - rank)))
+        corrected[place] = highest
+    return corrected
 
 
 def interval(differences: ArrayLike) -> tuple[float, float]:

@@ -5,7 +5,9 @@ from inventions import invented
 from scipy.stats import ttest_ind
 
 from fissile._common.errors import FissileError
-from fissile.lab.claims import Beats, Explains, Levels, Near, Often, Together, Trend
+from fissile.lab.claims import Beats, Claim, Often, Together, Verdict, counts
+from fissile.lab.stats import compare
+from fissile.lab.trends import Best, Equivalent, Explains, Levels, Near, Trend, WarmedUp
 
 GAIN = {"dense": 0.0, "clause-4": 0.10, "random-4": 0.05}
 
@@ -195,3 +197,89 @@ def test_near_by_errors_and_by_factor():
 
 def test_a_single_trial_proves_nothing():
     assert Beats("clause-4")(invented(rising, trials=1)).status == "not significant"
+
+
+def judged(check, frame, **changed):
+    return Claim("Splits are better.", "nowhere", check).judge(frame, changed)
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_fewer_than_three_trials_prove_nothing(check, trials):
+    verdict = judged(check, invented(rising, trials=trials, noise=0.001))
+    assert verdict.status == "not significant"
+    assert "nothing, it takes 3: " in verdict.numbers
+    assert judged(check, invented(rising, trials=3, noise=0.001)).status == "holds"
+
+
+def test_two_falsified_trials_do_not_fail_a_claim_either():
+    assert judged(CHECKS["trend"], invented(swapped, trials=2)).status == "not significant"
+    assert CHECKS["trend"](invented(swapped, trials=2)).status == "fails"
+
+
+def test_what_counts_networks_of_its_own_needs_no_three_trials():
+    frame = invented(same, trials=1)
+    frame["simulated"], frame["exact"], frame["error"] = 1.03, 1.0, 0.01
+    assert judged(Near("simulated", "exact", error="error"), frame).status == "holds"
+
+
+def test_p_values_are_corrected_for_the_cells_of_a_claim():
+    def barely(arm, clauses, neurons):
+        return {"accuracy": 0.7 + (0.003 if arm == "clause-4" else 0.0)}
+
+    widths = [(8, h) for h in (4, 8, 12, 16, 20, 24, 28, 32)]
+    frame = invented(barely, cells=widths, trials=4, noise=1.0)
+    alone = []
+    for _, neurons in widths:
+        cell = frame[frame["neurons"] == neurons]
+        sides = [cell[cell["arm"] == arm]["accuracy"] for arm in ("clause-4", "dense")]
+        alone.append(compare(*sides))
+    significant = sum(one.significant for one in alone)
+    lowest = min(one.p for one in alone)
+    assert significant > 0
+    assert lowest * len(widths) > 0.05  # or the example would not tell
+    verdict = Beats("clause-4")(frame)
+    assert "0 of 8 cells significantly higher, 0 significantly lower" in verdict.numbers
+    one = Beats("clause-4", where={"neurons": widths[[c.p for c in alone].index(lowest)][1]})
+    assert "1 of 1 cell significantly" in one(frame).numbers
+
+
+def test_a_sentence_s_comparisons_are_corrected_together():
+    frame = invented(rising, trials=3, noise=2.5)
+    checks = (Beats("clause-4"), Beats("random-4"))
+    both, *each = (Together(some)(frame).numbers for some in (checks, checks[:1], checks[1:]))
+    assert int(both.split()[0]) < sum(int(one.split()[0]) for one in each)
+
+
+@pytest.mark.parametrize(
+    ("check", "changed"),
+    [
+        (Beats("clause-4"), {"neurons": 16}),
+        (Beats("clause-4"), {"clauses": 16}),
+        (Trend("accuracy", "random-4", "warm_up"), {"warm_up": 5}),
+        (Best("accuracy", {"every": 100}, "clause-4"), {"every": 50}),
+        (Together((Beats("clause-4"),)), {"size": 5}),
+        (Equivalent("random-4", 1.2), {"classes": 10}),
+    ],
+)
+def test_a_claim_about_a_setting_that_was_changed_was_not_tested(check, changed):
+    ((name, value),) = changed.items()
+    frame = invented(rising)
+    frame["warm_up"], frame["every"] = 5, 50
+    verdict = judged(check, frame, **changed)
+    assert verdict.status == "not tested here"
+    assert verdict.numbers.startswith(f"run with {name}={value}")
+
+
+def test_other_settings_leave_a_claim_to_its_test():
+    assert judged(Beats("clause-4"), invented(rising), lr=0.01).status == "holds"
+    frame = invented(same, arms=("converged",), trials=1)
+    frame["warm"] = frame["accuracy"]
+    assert judged(WarmedUp(0.95), frame, neurons=16).status == "holds"
+
+
+def test_one_function_counts_verdicts():
+    found = counts(Verdict(status, "") for status in ("holds", "fails", "holds"))
+    assert found == {
+        "holds": 2, "not significant": 0, "fails": 1, "not tested here": 0, "no data": 0,
+    }  # fmt: skip

@@ -4,8 +4,9 @@ import numpy as np
 import pandas
 import pytest
 
-from fissile.lab.claims import Alike, Best, Equivalent, Flatter, Reaches
+from fissile.lab.claims import Alike
 from fissile.lab.stats import ratios
+from fissile.lab.trends import Best, Equivalent, Flatter, Reaches
 
 WIDTHS = (4, 8, 16, 32, 64)
 

@@ -6,12 +6,12 @@ from math import isnan, nan
 import pytest
 from inventions import invented
 
-from fissile.lab.claims import WarmedUp
 from fissile.lab.compute import TrialResult, compute
 from fissile.lab.results import load
 from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.studies import CRITERION, STUDIES
 from fissile.lab.task import Plateau, limit, plateau, stopped
+from fissile.lab.trends import WarmedUp
 from fissile.lab.trial import Arm, Boolean, Features, Images, Trial
 
 TASK = Boolean(clauses=3, train=256, test=128)

@@ -231,7 +231,7 @@ def test_published_numbers_and_figures_speak_of_the_papers_grid(study):
 def test_studies_are_found_by_name():
     assert [study.id for study in find(["cosine", "capacity", "cosine"])] == ["cosine", "capacity"]
     assert find(["all"]) == list(STUDIES.values())
-    with pytest.raises(FissileError, match="no study 'cosin'; there are codes"):
+    with pytest.raises(FissileError, match="no study 'cosin'; did you mean cosine"):
         find(["cosin"])
     with pytest.raises(FissileError, match="unknown scale 'huge'"):
         STUDIES["codes"].works("huge")

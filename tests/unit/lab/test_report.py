@@ -16,8 +16,9 @@ import torch
 
 import fissile
 from fissile.lab import report
+from fissile.lab.claims import counts
 from fissile.lab.compute import TrialResult
-from fissile.lab.results import latest, load
+from fissile.lab.results import load, nearest
 from fissile.lab.run import run
 from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.studies import STUDIES
@@ -84,13 +85,22 @@ class Page(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == name]
 
 
-def invented(folder, name="capacity", value=lambda work: {}, works=None):
+def invented(
+    folder,
+    name="capacity",
+    value=lambda work: {},
+    works=None,
+    keep=lambda work: True,
+    scale="smoke",
+    trials=None,
+    **changes,
+):
     """A store of one study whose numbers are known: ``value(work)`` gives its measures."""
     store = Store(folder)
     usual = {"accuracy": 0.5, "nonzeros": 264.0, "capacity": 1.0, "diverged": 0.0}
-    works = STUDIES[name].works("smoke")[:works]
+    works = [w for w in STUDIES[name].works(scale, trials, changes)[:works] if keep(w)]
     store.add([TrialResult(work, usual | value(work), seconds=0.5) for work in works], MADE_BY)
-    store.note_run(Run(name, "smoke", None, {}, "fissile"))
+    store.note_run(Run(name, scale, trials, changes, "fissile"))
     return store
 
 
@@ -127,22 +137,25 @@ def test_everything_is_written(folder):
 def test_every_claim_is_there_with_its_verdict_and_numbers(store, folder, page):
     found = [
         (results.study.id, claim, verdict)
-        for results in (load(store, run) for run in latest(store))
+        for results in (load(store, run) for run in nearest(store))
         for claim, verdict in results.verdicts
     ]
     assert len(found) == sum(len(STUDIES[name].claims) for name in IDS)
     for _, claim, verdict in found:
         told = f"{report.SYMBOLS[verdict.status]} {verdict.status} {verdict.numbers}"
         assert [claim.text, claim.source, told] in page.rows
-    for status in report.SYMBOLS:
-        count = sum(v.status == status and not claim.own for _, claim, v in found)
+    held = counts(verdict for *_, verdict in found)
+    told = sum(held.values())
+    assert told == len(found)
+    assert f"{held['holds']} of {told} claims" in page.text
+    for status, count in held.items():
         assert re.search(rf"\b{count} {report.SYMBOLS[status]} {status}", page.text)
     kept = [list(row.values())[:5] for row in read_csv(folder / "claims.csv")]
     assert kept == [[name, c.text, c.source, v.status, v.numbers] for name, c, v in found]
 
 
 def test_every_study_says_what_it_asks_and_how_it_was_made(store, page):
-    for run_ in latest(store):
+    for run_ in nearest(store):
         results = load(store, run_)
         study, made = results.study, results.provenances[0]
         texts = [study.title, study.about, *study.differs, run_.command, made.version, made.commit]
@@ -151,6 +164,7 @@ def test_every_study_says_what_it_asks_and_how_it_was_made(store, page):
             assert " ".join(text.split()) in page.text, text
         assert study.artefact.lower() in page.text.lower()
         assert study.id in page.ids
+    assert "Where a claim tests several cells, their p-values are corrected" in page.text
     assert "All 3 studies were run at scale smoke, which is smaller than the paper’s." in page.text
     assert not any(word in page.text for word in ("Incomplete", "Scales are mixed", "changed for"))
     assert f"fissile {fissile.__version__}" in page.text
@@ -169,7 +183,11 @@ def test_our_numbers_stand_beside_the_papers(tmp_path):
         pair = values.get((work.task.literals, work.arm.name), (1.0, 2.0))
         return {"capacity": pair[work.number]}
 
-    page = written(invented(tmp_path / "store", value=value), tmp_path / "report")
+    def keep(work):
+        return work.task.literals in (12, 32)
+
+    store = invented(tmp_path / "store", value=value, keep=keep, scale="paper", trials=2)
+    page = written(store, tmp_path / "report")
     ours = {row[0]: row[1:] for row in page.rows if len(row) == 10}
     assert ours["12"] == [
         "2.00 ± 0.50", "1.896 ± 0.377", "+0.10",
@@ -192,9 +210,66 @@ def test_our_numbers_stand_beside_the_papers(tmp_path):
     assert (rows[-1]["trials"], rows[-1]["ours"], rows[-1]["far"]) == ("0", "", "False")
 
 
-def test_a_difference_without_spreads_is_not_judged(page):
+def test_a_difference_without_spreads_is_not_judged(tmp_path):
+    page = written(invented(tmp_path / "store", "codes", scale="paper"), tmp_path / "report")
     assert any(row[0] == "8" and row[2::3] == ["78.7", "99.4", "88.7"] for row in page.rows if row)
     assert "No difference is judged, because a spread is missing on one side." in page.text
+
+
+def test_a_part_of_the_papers_grid_is_the_papers(tmp_path):
+    page = written(invented(tmp_path / "store", scale="quick"), tmp_path / "report")
+    assert "Not the paper’s settings" not in page.text
+    assert "1.896 ± 0.377" in page.text
+
+
+@pytest.mark.parametrize(
+    ("scale", "changes", "apart"),
+    [
+        ("smoke", {}, "warm_up = 2, fine_tune = 2, train = 256, test = 128"),
+        ("paper", {"neurons": 16}, "neurons = 16"),
+        ("paper", {"lr": 0.003}, "lr = 0.003"),
+    ],
+)
+def test_other_settings_never_stand_beside_the_papers_numbers(tmp_path, scale, changes, apart):
+    store = invented(tmp_path / "store", "codes", scale=scale, **changes)
+    found = load(store, store.runs()[0])
+    assert found.apart == apart
+    page = written(store, tmp_path / "report")
+    assert f"Not the paper’s settings: this run has {apart}." in page.text
+    assert f"Ours: mean ± standard error of the trials, with {apart}." in page.text
+    rows = [row for row in page.rows if row and row[0] == str(changes.get("neurons", 8))]
+    assert [len(row) for row in rows] == [4]  # a place and three arms, which have numbers
+    assert all(text.startswith("50.0") for text in rows[0][1:])
+    assert "78.7" not in page.text
+    assert "beside the paper’s" not in page.text
+    table = (tmp_path / "report" / "tables" / "codes.md").read_text()
+    assert f"ours with {apart}; not the paper’s settings." in table
+    kept = read_csv(tmp_path / "report" / "tables" / "codes.csv")
+    assert [(one["ours"], one["paper"], one["difference"]) for one in kept] == [
+        ("50.0", "", "")
+    ] * 3
+    assert {one["settings"] for one in read_csv(tmp_path / "report" / "claims.csv")} == {apart}
+
+
+def test_claims_about_a_changed_axis_are_not_tested_here(tmp_path):
+    store = invented(tmp_path / "store", "codes", scale="paper", clauses=16)
+    verdicts = load(store, store.runs()[0]).verdicts
+    about = [verdict.status for claim, verdict in verdicts if not claim.own]
+    assert set(about) == {"not tested here"}
+    page = written(store, tmp_path / "report")
+    assert "□ not tested here run with clauses=16" in page.text
+    assert "□ Not tested here: 5" in (tmp_path / "report" / "claims.md").read_text()
+
+
+def test_other_data_are_not_judged_by_the_papers_numbers(tmp_path):
+    store = invented(tmp_path / "store", "fashionmnist", scale="paper", trials=2, data="generated")
+    results = load(store, store.runs()[0])
+    assert results.apart == ""
+    cells = report.table(results.study.published[0], results).cells
+    assert not any(cell.far or cell.judged for cell in cells)
+    assert {cell.texts[2] for cell in cells} == {report.MISSING}
+    page = written(store, tmp_path / "report")
+    assert "No difference is judged, because the data are not the paper’s." in page.text
 
 
 def test_an_incomplete_run_is_called_incomplete(tmp_path):
@@ -227,9 +302,10 @@ def test_mixed_scales_are_named_and_settings_set_against_the_papers(tmp_path):
 def test_the_papers_own_scale_is_called_so_unless_it_was_changed(tmp_path):
     own = "at scale paper, the paper’s own grid, epochs and trials."
     with Store(tmp_path / "store") as store:
-        for trials, told in ((None, own), (5, own), (2, "at scale paper.")):
+        for number, (trials, told) in enumerate(((None, own), (5, own), (2, "at scale paper."))):
             store.note_run(Run("capacity", "paper", trials, {}, "fissile"))
-            assert told in Page(report.write(store, tmp_path).read_text("utf-8")).text
+            page = report.write(store, tmp_path, ids=[f"capacity-{number + 1}"])
+            assert told in Page(page.read_text("utf-8")).text
 
 
 def test_dates_are_those_of_results(tmp_path):
@@ -265,11 +341,12 @@ def test_a_store_without_runs_asks_for_one(tmp_path):
 
 
 def test_claims_as_markdown(store):
-    found = [load(store, run) for run in latest(store)]
-    text = report.claims_markdown(found)
+    found = [load(store, run) for run in nearest(store)]
+    text = report.claims_markdown(report.claim_rows(found))
     every = [(one, *both) for one in found for both in one.verdicts]
     for one, claim, verdict in every:
-        assert text.count(f"| {one.study.id} | {claim.text} | {verdict.numbers} |") == 1
+        where = f"{one.study.id} ({one.apart})"
+        assert text.count(f"| {where} | {claim.text} | {verdict.numbers} |") == 1
     assert text.count("\n| ") == len(every) + 2 * text.count("<details")
     parts = [
         (text.index(title), status) for status, title in report._FIRST.items() if title in text
@@ -325,17 +402,22 @@ def test_an_incomplete_run_proves_nothing_yet(tmp_path):
     for (_, whole), (_, part) in zip(results.verdicts, partly.verdicts, strict=True):
         assert part.status in ("not significant", "no data")
         assert whole.status == "no data" or part.numbers.startswith("so far (7 of 8 trials)")
-    assert "timing (generated, 7 of 8 trials)" in report.claims_markdown([partly])
+    text = report.claims_markdown(report.claim_rows([partly]))
+    assert f"timing (generated, {partly.apart}, 7 of 8 trials)" in text
+    assert "fine_tune = " in partly.apart
 
 
-def test_tables_as_markdown(store):
-    results = load(store, latest(store, ["capacity"])[0])
-    text = report.tables_markdown(results)
-    ours = results.frame[(results.frame["arm"] == "dense") & (results.frame["literals"] == 12)]
-    mean, error = ours["capacity"].mean(), ours["capacity"].sem()
-    digits = results.study.published[0].digits
-    assert f"| 12 | {mean:.{digits}f} ± {error:.{digits}f} (1.896 ± 0.377) |" in text
-    assert "| 128 | – (7.699 ± 1.029) |" in text  # not in this run
+def test_tables_as_markdown(tmp_path):
+    def value(work):
+        return {"capacity": work.number}
+
+    def keep(work):
+        return work.task.literals > 12
+
+    with invented(tmp_path, value=value, keep=keep, scale="quick") as store:
+        text = report.tables_markdown(load(store, nearest(store, ["capacity"])[0]))
+    assert "| 32 | 1.00 ± 0.58 (" in text
+    assert "| 12 | – (1.896 ± 0.377) |" in text  # not in this run
 
 
 # --- that it says it safely

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fissile._common.errors import FissileError
-from fissile.lab.stats import compare, fold_change, line, summary
+from fissile.lab.stats import compare, fold_change, holm, line, summary
 
 VALUES = arrays.arrays(
     float, st.integers(3, 12), elements=st.floats(-1e3, 1e3).map(lambda v: round(v, 3))
@@ -57,7 +57,8 @@ def test_pairing_sees_what_a_test_of_two_groups_does_not():
 
 
 def test_tests_without_spread_or_without_trials():
-    assert compare([1.0, 2.0], [1.0, 2.0]).p == 1
+    assert compare([1.0, 2.0, 4.0], [1.0, 2.0, 4.0]).p == 1
+    assert isnan(compare([1.0, 2.0], [1.0, 2.1]).p)  # two trials prove nothing, whatever they say
     assert compare([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).p == 0
     assert isnan(compare([2.0, 3.0], [1.0, 2.0]).p)  # two trials may agree by chance
     assert isnan(compare([1.0], [2.0]).p)
@@ -65,6 +66,16 @@ def test_tests_without_spread_or_without_trials():
     assert compare([1.0, np.nan, 4.0], [0.0, 1.0, 2.0]).difference == 1.5
     with pytest.raises(FissileError, match="as many trials"):
         compare([1.0, 2.0], [1.0])
+
+
+def test_holm_by_hand():
+    # 0.01 x 3; 0.03 x 2; 0.04 x 1 would be less than the one before, and is not.
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+    missing = holm([np.nan, 0.02])  # what was not tested is not counted
+    assert isnan(missing[0])
+    assert missing[1] == 0.02
 
 
 @given(VALUES, st.integers(0, 2**31))

@@ -20,6 +20,7 @@ import sqlite3
 import subprocess
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -138,6 +139,17 @@ class Run:
     changes: dict[str, Any]
     command: str
     started: str = field(default_factory=_now)
+    number: int = field(default=0, compare=False)  # among the study's runs, in the store's order
+
+    @property
+    def name(self) -> str:
+        """What commands call the run, such as ``codes-2``; it stays the same in its store."""
+        return f"{self.study}-{self.number}"
+
+    @property
+    def asked(self) -> str:
+        """The request without its command and date; the store keeps each request once."""
+        return json.dumps([self.study, self.scale, self.trials, self.changes], sort_keys=True)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -349,19 +361,20 @@ class Store:
             " SET command = excluded.command, started = excluded.started"
             " WHERE excluded.started >= started"
         )
-        request = json.dumps([run.study, run.scale, run.trials, run.changes], sort_keys=True)
         with self._transaction() as db:
-            db.execute(upsert, (request, run.command, run.started))
+            db.execute(upsert, (run.asked, run.command, run.started))
 
     def runs(self) -> list[Run]:
         """Return what was asked for, newest first."""
-        rows = self._query("SELECT request, command, started FROM runs ORDER BY 3 DESC, rowid DESC")
-        runs = []
+        rows = self._query("SELECT request, command, started FROM runs ORDER BY rowid")
+        runs: list[Run] = []
+        counts: Counter[str] = Counter()
         with undamaged(self._file, "the list of runs"):
             for request, command, started in rows:
                 study, scale, trials, changes = json.loads(request)
-                runs.append(Run(study, scale, trials, changes, command, started))
-        return runs
+                counts[study] += 1
+                runs.append(Run(study, scale, trials, changes, command, started, counts[study]))
+        return sorted(runs, key=lambda run: run.started)[::-1]
 
     def count(self) -> int:
         """Count the finished trials."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from difflib import get_close_matches
 
 from fissile._common.errors import FissileError
-from fissile.lab.claims import Claim, WarmedUp
+from fissile.lab.claims import Claim
 from fissile.lab.studies import circuits, detail, embedding, real, sparsity, superposition, theory
 from fissile.lab.studies.frontier import ABLATIONS, FRONTIER, FRONTIERS
 from fissile.lab.study import Study
 from fissile.lab.task import WITHIN
+from fissile.lab.trends import WarmedUp
 
 __all__ = ["CRITERION", "SEVERAL", "STUDIES", "find"]
 
@@ -79,6 +81,8 @@ def find(ids: Iterable[str]) -> list[Study]:
     found: dict[str, Study] = {}
     for name in (one for asked in ids for one in FRONTIER.get(asked, (asked,))):
         if name != "all" and name not in STUDIES:
+            if near := get_close_matches(name, (*STUDIES, *SEVERAL), cutoff=0.7):
+                raise FissileError(f"there is no study {name!r}; did you mean {' or '.join(near)}?")
             raise FissileError(
                 f"there is no study {name!r}; there are {', '.join(STUDIES)}, several at once: "
                 f"{', '.join(FRONTIER)}, or all of them: all"

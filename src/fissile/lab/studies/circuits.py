@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import product
 
-from fissile.lab.claims import Beats, Claim, Often, Trend
+from fissile.lab.claims import Beats, Claim, Often
 from fissile.lab.studies.common import TINY, boolean, both, cross, grid, names, table
 from fissile.lab.studies.superposition import WIDTHS
 from fissile.lab.study import Lines, Matrices, Study
+from fissile.lab.trends import Trend
 
 _TWO = both(2)
 

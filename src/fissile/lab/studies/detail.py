@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fissile.lab.claims import Beats, Claim, Equivalent, Flatter, Trend
+from fissile.lab.claims import Beats, Claim
 from fissile.lab.studies.common import DENSE, gram, names, sweep
 from fissile.lab.studies.real import CLIP, FEATURES, SCALED, SCALING
 from fissile.lab.study import Curves, Equivalence, Heat, Lines, Published, Scale, Study
+from fissile.lab.trends import Equivalent, Flatter, Trend
 from fissile.lab.trial import Arm, Features, Trial
 
 # --- which dense network is as good

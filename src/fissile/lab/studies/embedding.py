@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fissile.lab.claims import Beats, Claim, Trend
+from fissile.lab.claims import Beats, Claim
 from fissile.lab.studies.common import READING, boolean, gains, gram, names, table
 from fissile.lab.study import Study
+from fissile.lab.trends import Trend
 
 #: Alpha 2 fits the table of neurons better than 4; the paper does not state it.
 _ARMS = gram(2)

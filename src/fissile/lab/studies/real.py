@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fissile.data.sets import Scaling
-from fissile.lab.claims import Alike, Beats, Claim, Reaches, Trend
+from fissile.lab.claims import Alike, Beats, Claim
 from fissile.lab.studies.common import Row, gains, gram, names, sweep, table
 from fissile.lab.study import Scale, Study
+from fissile.lab.trends import Reaches, Trend
 from fissile.lab.trial import Features, Images
 
 #: The features that the paper's studies of CIFAR-100 see; ``--set data=...`` takes others.
@@ -185,7 +186,8 @@ def _convolutional(projection: int, panel: str, values: Mapping[int, Row]) -> St
         "with one hidden layer, which alone is expanded; everything is trained throughout.",
         arms=_ARMS,
         scales={
-            "smoke": sweep(1, tasks, (4,), 1),
+            # An epoch of CIFAR-100 takes a quarter of an hour on two cores.
+            "smoke": sweep(1, [Images("generated-images", projection)], (4,), 1),
             "quick": sweep(2, tasks, (4, 16), 5),
             "paper": sweep(10, tasks, _WIDTHS),
         },

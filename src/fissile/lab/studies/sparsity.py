@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from fissile.lab.claims import Alike, Beats, Best, Claim, Together, Trend
+from fissile.lab.claims import Alike, Beats, Claim, Together
 from fissile.lab.studies.common import DENSE, gains, names, sweep, table
 from fissile.lab.studies.real import CLIP, FEATURES, SCALED, SCALING, scales
 from fissile.lab.study import Heat, Lines, Published, Study
+from fissile.lab.trends import Best, Trend
 from fissile.lab.trial import Arm, Features, Grow
 
 # --- deeper networks
@@ -82,7 +83,7 @@ IMAGENET1K = Study(
     "is not expanded.",
     arms=_DEEP,
     scales={
-        "smoke": sweep(2, _IMAGENET, (6, 8), 1, (5,)),
+        "smoke": sweep(1, _IMAGENET, (6, 8), 1, (5,)),
         "quick": sweep(2, _IMAGENET, (6, 16), 2, (5,)),
         "paper": sweep(10, _IMAGENET, (6, 8, 10, 12, 14, 16), depths=(5,)),
     },

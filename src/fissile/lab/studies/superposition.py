@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 
-from fissile.lab.claims import Beats, Claim, Explains, Levels, Often, Together, Trend
+from fissile.lab.claims import Beats, Claim, Often, Together
 from fissile.lab.studies.common import boolean, both, cross, names, table
 from fissile.lab.study import Heat, Lines, Regression, Study
+from fissile.lab.trends import Explains, Levels, Trend
 
 #: Both axes of the heat-map: hidden neurons, and clauses.
 WIDTHS = (4, 8, 12, 16, 20, 24, 28, 32)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fissile.lab.claims import Claim, Near
+from fissile.lab.claims import Claim
 from fissile.lab.study import Scale, Series, Study
+from fissile.lab.trends import Near
 from fissile.lab.trial import Sampling
 
 _WIDTHS = (8, 16, 32, 64, 128)
