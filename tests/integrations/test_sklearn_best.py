@@ -18,7 +18,8 @@ import fissile
 from fissile.bank.sparse import module_of, train
 from fissile.bank.sparse.plan import recommended_plans
 from fissile.sklearn import FissileClassifier
-from fissile.sklearn.search import PlanSearch, can_hold_out, plans_for, scale_of
+from fissile.sklearn.search import PlanSearch, budget_for, can_hold_out, plans_for, scale_of
+from fissile.sklearn.two_phase import width
 
 QUICK = {"nonzeros": 60, "tries": 2, "warm_up": 2, "fine_tune": 2, "random_state": 0}
 
@@ -266,6 +267,7 @@ def test_printing_changes_nothing(capsys):
     ],
 )
 def test_a_budget_asks_for_the_best(options, best):
+    options = options if best else {"tries": 6, **options}
     found = quick(**options).fit(*blobs(samples=60))
     assert (found.plan_ is not None, bool(found.tried_)) == (best, best)
     assert isinstance(found.model_, fissile.MLP) is not best
@@ -273,7 +275,7 @@ def test_a_budget_asks_for_the_best(options, best):
 
 def test_partial_fit_is_the_paper_s():
     x, y = blobs()
-    stream = quick(warm_up=1, nonzeros=150)
+    stream = quick(warm_up=1, nonzeros=150, tries=6)
     for _ in range(2):
         stream.partial_fit(x, y, classes=[0, 1, 2])
     assert stream.nonzeros_ == 147
@@ -284,7 +286,7 @@ def test_partial_fit_is_the_paper_s():
     with pytest.raises(AttributeError) as raised:
         found.partial_fit(x, y)
     assert 'fit again with all samples, or with recipe="paper"' in str(raised.value.__cause__)
-    found.set_params(recipe="paper").fit(x, y).partial_fit(x, y)
+    found.set_params(recipe="paper", tries=6).fit(x, y).partial_fit(x, y)
     assert found.plan_ is None
 
 
@@ -294,6 +296,43 @@ def test_it_works_in_pipelines_and_searches():
     search = GridSearchCV(pipeline, {"fissileclassifier__nonzeros": [4, 200]}, cv=2).fit(x, y)
     assert search.best_params_ == {"fissileclassifier__nonzeros": 200}
     assert search.best_score_ > 0.65
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alpha", 4), ("alpha", 2), ("split", "gram"), ("split", fissile.Random()), ("lr", 1e-2),
+        ("l1", 0.0), ("l2", 1e-3), ("patience", 3), ("n_jobs", 2),
+    ],
+)  # fmt: skip
+def test_what_only_the_paper_s_recipe_uses_is_refused(name, value):
+    message = f'only recipe="paper" uses {name}={value!r}, and this is recipe="best"'
+    for options in ({}, {"recipe": "best"}):
+        with pytest.raises(fissile.FissileError, match=re.escape(message)):
+            quick(**options, **{name: value}).fit(*blobs())
+    quick(recipe="paper", tries=6, **{name: value}).fit(*blobs())
+
+
+def test_what_only_the_best_recipe_uses_is_refused():
+    x, y = blobs()
+    message = re.escape('only recipe="best" uses tries=2, and this is recipe="paper"; leave tries')
+    with pytest.raises(fissile.FissileError, match=message):
+        quick(recipe="paper").fit(x, y)
+    with pytest.raises(fissile.FissileError, match=message):
+        quick().partial_fit(x, y, classes=[0, 1, 2])
+
+
+@pytest.mark.parametrize("recipe", ["best", "paper"])
+def test_the_largest_sensible_budget_is_named(recipe):
+    x, y = blobs(n_features=4, n_informative=4, n_redundant=0)
+    most = (1 << 14) * (4 + 1 + 3) + 3
+    for nonzeros in (10**9, most + 1):
+        with pytest.raises(fissile.FissileError, match=f"nonzeros={nonzeros} .* at most {most}$"):
+            FissileClassifier(nonzeros, recipe=recipe).fit(x, y)
+    with pytest.raises(fissile.FissileError, match=r"hidden=1000000000 .* at most 16384$"):
+        FissileClassifier(hidden=10**9, recipe=recipe).fit(x, y)
+    assert budget_for(most, None, 4, 3) == budget_for(None, 1 << 14, 4, 3) == most
+    assert width(most, None, 4, 3) == width(None, 1 << 14, 4, 3) == 1 << 14
 
 
 @pytest.mark.parametrize(
@@ -410,7 +449,7 @@ def test_a_damaged_network_is_refused(tmp_path, monkeypatch, change):
 
 def test_a_paper_s_file_with_another_s_note_is_refused(fitted, tmp_path):
     fitted.save(tmp_path / "best")
-    quick(recipe="paper", nonzeros=100).fit(*blobs()).save(tmp_path / "paper")
+    quick(recipe="paper", tries=6, nonzeros=100).fit(*blobs()).save(tmp_path / "paper")
     best = []
     rewrite(tmp_path / "best", note=lambda note: best.append(note["best"]))
     rewrite(tmp_path / "paper", note=lambda note: note.update(best=best[0]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,8 +32,21 @@ Tried = list[tuple[Plan, float]]
 _SMALLEST, _LARGEST = 1e-30, 1e30
 #: With fewer training steps than this, plans with a high rate come first: others do not get far.
 _FEW_STEPS = 3000
+#: The epochs of a phase, and the steps it must have at least.
+_EPOCHS, _STEPS = 25, 500
+#: Plans are tried for no more steps than about this: enough to tell them apart.
+_TRIED_STEPS = 1000
+#: More hidden neurons than this would take memory and time, and no data here wants them.
+_MOST_HIDDEN = 1 << 14
 #: Samples that go through a network at once when it predicts.
 _ROWS = 1 << 14
+
+
+#: For each recipe the other one, and the parameters that only the other one uses.
+USED_ONLY_BY = {
+    "best": ("paper", ("alpha", "split", "lr", "l1", "l2", "patience", "n_jobs")),
+    "paper": ("best", ("tries",)),
+}
 
 
 # --- what is trained
@@ -70,6 +83,31 @@ def dense_size(inputs: int, hidden: int, outputs: int) -> int:
     return hidden * (inputs + 1) + outputs * (hidden + 1)
 
 
+def usual_epochs(steps: int) -> int:
+    """Return the epochs of a phase where none are given, from the steps of an epoch.
+
+    >>> usual_epochs(20), usual_epochs(2)
+    (25, 250)
+    """
+    return max(_EPOCHS, -(-_STEPS // steps))
+
+
+def sensible(name: str, value: int, inputs: int, outputs: int) -> int:
+    """Return a budget or a width, and refuse one that no sensible network has.
+
+    >>> sensible("nonzeros", 5_000, inputs=64, outputs=10)
+    5000
+    """
+    size = whole(name, value, least=1)
+    most = dense_size(inputs, _MOST_HIDDEN, outputs) if name == "nonzeros" else _MOST_HIDDEN
+    if size > most:
+        raise FissileError(
+            f"{name}={size} is more than a network of {inputs} inputs and {outputs} outputs can "
+            f"use; give at most {most}"
+        )
+    return size
+
+
 def budget_for(nonzeros: int | None, hidden: int | None, inputs: int, outputs: int) -> int:
     """Return the budget: as given, or what a dense network of that width takes.
 
@@ -77,10 +115,10 @@ def budget_for(nonzeros: int | None, hidden: int | None, inputs: int, outputs: i
     1885
     """
     if hidden is not None:
-        return dense_size(inputs, whole("hidden", hidden, least=1), outputs)
+        return dense_size(inputs, sensible("hidden", hidden, inputs, outputs), outputs)
     if nonzeros is None:
         raise FissileError('recipe="best" spends a budget; give one, such as nonzeros=5_000')
-    budget = whole("nonzeros", nonzeros, least=1)
+    budget = sensible("nonzeros", nonzeros, inputs, outputs)
     if budget <= outputs:
         raise FissileError(
             f"nonzeros={budget} is too small a budget: the biases of the outputs take {outputs}, "
@@ -183,7 +221,9 @@ class PlanSearch:
 
     def _tried(self, x: Array, y: Array, seed: int, hold: int) -> Tried:
         parts = held_out(x, y, self.share, hold)
-        modules = self._trained(self.plans, [seed], parts.x, parts.y)
+        steps = max(1, len(parts.x) // self.batch)
+        few = replace(self, epochs=min(self.epochs, -(-_TRIED_STEPS // steps)))
+        modules = few._trained(self.plans, [seed], parts.x, parts.y)
         scores = [self._score(module, parts.x_test, parts.y_test) for module in modules]
         if self.verbose:
             print("held-out accuracies:", ", ".join(f"{score:.4f}" for score in scores))
