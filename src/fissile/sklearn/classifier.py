@@ -76,7 +76,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tries: how many of the six plans are tried; 1 takes the first and holds nothing out, and so
             it is if a class has too few samples for ``validation_fraction`` to be one of them.
         warm_up, fine_tune: epochs before the split, and after it; ``"best"`` trains their sum. None
-            is 25, or as many as make 500 steps.
+            is 25, and more where a phase, or the course of ``"best"``, would have under 500 steps.
         lr: Adam's learning rate.
         batch: samples of a step.
         l1, l2: penalties on the first layer's absolute weights, and on all parameters' squares.
@@ -177,17 +177,21 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._refuse_unused("best" if best else "paper")
         if best:
             return self._fit_best(x, labels, seeds, hold)
-        return self._keep(self._fit_paper(x, labels, seeds, hold), [])
+        trained = self._fit_paper(x, labels, seeds, hold)
+        if not trained.diverged and not self.early_stopping:
+            search.check_losses([epoch.loss for epoch in trained.epochs])
+        return self._keep(trained, [])
 
     def _fit_best(self, x: Array, labels: Array, seeds: list[int], hold: int) -> Self:
         outputs = search.outputs_for(len(self.classes_))
         budget = search.budget_for(self.nonzeros, self.hidden, x.shape[1], outputs)
-        batch, epochs = whole("batch", self.batch, least=1), sum(self._epochs(len(x)))
+        batch, epochs = whole("batch", self.batch, least=1), sum(self._epochs(len(x), phases=1))
         if not epochs:
             raise FissileError('recipe="best" prunes while it trains; let warm_up + fine_tune be 1')
         check_device(self.device)
         steps = epochs * (len(x) // min(batch, len(x)))
         plans = search.plans_for(budget, x.shape[1], outputs, self.tries, steps)
+        search.check_steps(steps)
         weights, share = self._class_weights(labels), self.validation_fraction
         result = search.PlanSearch(
             plans, outputs, epochs, batch, share, weights, self.device, bool(self.verbose)
@@ -206,7 +210,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         share = self.validation_fraction if self.early_stopping else None
         data = two_phase.to_data(x, _numbered(labels, self.classes_), share, hold)
         task = self._task(data, labels)
-        warm_up, fine_tune = self._epochs(len(data.y))
+        warm_up, fine_tune = self._epochs(len(data.y), phases=2)
         phases = two_phase.TwoPhase(
             warm_up=warm_up,
             fine_tune=fine_tune,
@@ -262,7 +266,6 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _begin(self, classes: ArrayLike | None, inputs: int) -> None:
         if classes is None:
             raise FissileError("the first call of partial_fit must be given all classes")
-        self._refuse_unused("paper")
         self._know(np.asarray(classes))
         self._shape(inputs)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -301,10 +304,10 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f'leave {name} out, or give recipe="{other}"'
                 )
 
-    def _epochs(self, samples: int) -> tuple[int, int]:
+    def _epochs(self, samples: int, phases: int) -> tuple[int, int]:
         """Return the epochs before and after the split."""
         batch = min(whole("batch", self.batch, least=1), samples)
-        usual = search.usual_epochs(samples // batch)
+        usual = search.usual_epochs(samples // batch, phases)
         given = ((name, getattr(self, name)) for name in ("warm_up", "fine_tune"))
         before, after = (usual if k is None else whole(name, k, least=0) for name, k in given)
         return before, after

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from fissile._common.errors import FissileError, whole
@@ -32,9 +34,12 @@ Tried = list[tuple[Plan, float]]
 _SMALLEST, _LARGEST = 1e-30, 1e30
 #: With fewer training steps than this, plans with a high rate come first: others do not get far.
 _FEW_STEPS = 3000
-#: The epochs of a phase, and the steps it must have at least.
+#: The epochs of a phase, and the steps that it has at least where its epochs are not given.
 _EPOCHS, _STEPS = 25, 500
-#: Plans are tried for no more steps than about this: enough to tell them apart.
+#: A loss that falls by more than this in the last tenth of its epochs has not converged.
+_STILL_FALLS = 0.005
+#: Plans are tried for about this many steps, if a training has more; then the first of those that
+#: are within a standard error of the best is taken.
 _TRIED_STEPS = 1000
 #: More hidden neurons than this would take memory and time, and no data here wants them.
 _MOST_HIDDEN = 1 << 14
@@ -83,13 +88,36 @@ def dense_size(inputs: int, hidden: int, outputs: int) -> int:
     return hidden * (inputs + 1) + outputs * (hidden + 1)
 
 
-def usual_epochs(steps: int) -> int:
+def usual_epochs(steps: int, phases: int) -> int:
     """Return the epochs of a phase where none are given, from the steps of an epoch.
 
-    >>> usual_epochs(20), usual_epochs(2)
-    (25, 250)
+    The paper's phases have 500 steps at least, and so have both together where they are one.
+
+    >>> usual_epochs(20, phases=2), usual_epochs(2, phases=2), usual_epochs(2, phases=1)
+    (25, 250, 125)
     """
-    return max(_EPOCHS, -(-_STEPS // steps))
+    return max(_EPOCHS, -(-_STEPS * phases // (2 * steps)))
+
+
+def check_steps(steps: int) -> None:
+    """Warn of a plan's steps being few: its rate falls to nothing, so its loss cannot tell."""
+    if steps < _STEPS:
+        _warn(f"the network trained for {steps} steps, fewer than {_STEPS},")
+
+
+def check_losses(losses: Sequence[float]) -> None:
+    """Warn of a loss that still fell in the last tenth of the epochs."""
+    last = losses[-1 - max(1, len(losses) // 10) :]
+    if len(last) > 1 and last[0] - last[-1] > _STILL_FALLS:
+        _warn(f"the loss still fell, from {last[0]:.4f} to {last[-1]:.4f} in the last epochs,")
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(
+        f"{reason} so training may not have converged; let warm_up and fine_tune be None or larger",
+        ConvergenceWarning,
+        stacklevel=4,
+    )
 
 
 def sensible(name: str, value: int, inputs: int, outputs: int) -> int:
@@ -210,16 +238,17 @@ class PlanSearch:
         scale = scale_of(x)
         scaled = x / scale
         tried: Tried = []
+        plan = self.plans[0]
         if len(self.plans) > 1 and can_hold_out(y, self.share):
-            tried = self._tried(scaled, y, seeds[0], hold)
-        plan = max(tried, key=lambda pair: pair[1])[0] if tried else self.plans[0]
+            plan, tried = self._tried(scaled, y, seeds[0], hold)
         modules = self._trained([plan], seeds, scaled, y, scale)
         labels = torch.tensor(y)
         ends = [self._mean(losses(logits(m, x), labels).numpy(), y) for m in modules]
         best = ends.index(min(ends))
         return SearchResult(modules[best], plan, tried, ends[best])
 
-    def _tried(self, x: Array, y: Array, seed: int, hold: int) -> Tried:
+    def _tried(self, x: Array, y: Array, seed: int, hold: int) -> tuple[Plan, Tried]:
+        """Return the plan to take, and all with their held-out accuracies."""
         parts = held_out(x, y, self.share, hold)
         steps = max(1, len(parts.x) // self.batch)
         few = replace(self, epochs=min(self.epochs, -(-_TRIED_STEPS // steps)))
@@ -227,7 +256,11 @@ class PlanSearch:
         scores = [self._score(module, parts.x_test, parts.y_test) for module in modules]
         if self.verbose:
             print("held-out accuracies:", ", ".join(f"{score:.4f}" for score in scores))
-        return list(zip(self.plans, scores, strict=True))
+        least = best = max(scores)
+        if few.epochs < self.epochs:  # a shorter course says less of the full one
+            least -= math.sqrt(best * (1 - best) / len(parts.y_test))
+        tried = list(zip(self.plans, scores, strict=True))
+        return next(plan for plan, score in tried if score >= least), tried
 
     def _trained(
         self, plans: Sequence[Plan], seeds: Sequence[int], x: Array, y: Array, scale: float = 1.0
