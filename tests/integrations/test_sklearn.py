@@ -346,7 +346,7 @@ def test_a_loss_that_still_falls_is_warned_of():
         quick().fit(x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        quick(warm_up=100, fine_tune=100).fit(x, y)
+        quick(warm_up=100, fine_tune=900).fit(x, y)
 
 
 @pytest.mark.parametrize("load", [load_iris, load_wine])

@@ -58,10 +58,3 @@ def test_keys_are_words_with_odd_multipliers():
     assert ((keys >= 0) & (keys < 2**32)).all()
     assert torch.equal(keys[1], order_keys(5, 2))
     assert hash32(1, 2) != hash32(2, 1)
-
-
-@pytest.mark.parametrize("seed", [5, torch.tensor([1, 2**40 + 3]), torch.tensor([[1], [2]])])
-def test_noise_on_a_processor_is_hash32_to_the_bit(seed):
-    keys = hash32(torch.as_tensor(seed), 7).unsqueeze(-1)
-    expected = hash32(keys, torch.arange(280)) / 2**32
-    assert torch.equal(noise(seed, 7, 40, 7), expected.view(*torch.as_tensor(seed).shape, 40, 7))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,21 +126,9 @@ def noise(
     """
     seeds = torch.as_tensor(seed)
     entries = torch.arange(torch.Size(shape).numel(), device=seeds.device)
-    keys = hash32(seeds, counter).unsqueeze(-1)
-    hashed = _hash32_words if entries.device.type == "cpu" else hash32
-    uniform: Tensor = hashed(keys, entries) / 2**32
+    keys = hash32(seeds, counter)
+    uniform: Tensor = hash32(keys.unsqueeze(-1), entries) / 2**32
     return uniform.reshape(*seeds.shape, *shape)
-
-
-def _hash32_words(key: Tensor, entries: Tensor) -> Tensor:
-    """Return ``hash32(key, entries)`` in 32-bit words, which a processor hashes faster."""
-    state = hash32(key).numpy().astype(np.uint32) ^ entries.numpy().astype(np.uint32)
-    for _ in range(2):  # the upper half of an entry is zero
-        state += np.uint32(_GOLDEN)
-        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-            state ^= state >> np.uint32(shift)
-            state *= np.uint32(factor)
-    return torch.from_numpy(state.astype(np.int64))
 
 
 def order_keys(

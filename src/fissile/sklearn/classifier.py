@@ -179,7 +179,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return self._fit_best(x, labels, seeds, hold)
         trained = self._fit_paper(x, labels, seeds, hold)
         if not trained.diverged and not self.early_stopping:
-            search.check_losses([epoch.loss for epoch in trained.epochs])
+            search.check_converged(search.STEPS, [epoch.loss for epoch in trained.epochs])
         return self._keep(trained, [])
 
     def _fit_best(self, x: Array, labels: Array, seeds: list[int], hold: int) -> Self:
@@ -191,7 +191,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_device(self.device)
         steps = epochs * (len(x) // min(batch, len(x)))
         plans = search.plans_for(budget, x.shape[1], outputs, self.tries, steps)
-        search.check_steps(steps)
+        search.check_converged(steps)
         weights, share = self._class_weights(labels), self.validation_fraction
         result = search.PlanSearch(
             plans, outputs, epochs, batch, share, weights, self.device, bool(self.verbose)
@@ -210,10 +210,8 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         share = self.validation_fraction if self.early_stopping else None
         data = two_phase.to_data(x, _numbered(labels, self.classes_), share, hold)
         task = self._task(data, labels)
-        warm_up, fine_tune = self._epochs(len(data.y), phases=2)
         phases = two_phase.TwoPhase(
-            warm_up=warm_up,
-            fine_tune=fine_tune,
+            *self._epochs(len(data.y), phases=2),
             alpha=self.alpha_,
             split=resolve_split(self.split),
             patience=whole("patience", self.patience, least=1) if self.early_stopping else None,
@@ -255,7 +253,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             assert self._adam is not None
             trainer.put(two_phase.Network(self.model_, self._adam))
         split = not begins and any(isinstance(m, SparseLinear) for m in self.model_.modules())
-        warm_up = 25 if self.warm_up is None else whole("warm_up", self.warm_up, least=0)
+        warm_up = search.EPOCHS if self.warm_up is None else whole("warm_up", self.warm_up, least=0)
         if passes >= warm_up and not split:
             trainer.split(self.alpha_, resolve_split(self.split))
         trained = two_phase.TrainedNetwork()
@@ -305,9 +303,9 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
 
     def _epochs(self, samples: int, phases: int) -> tuple[int, int]:
-        """Return the epochs before and after the split."""
-        batch = min(whole("batch", self.batch, least=1), samples)
-        usual = search.usual_epochs(samples // batch, phases)
+        """Return the epochs before and after the split, which may be one phase or two."""
+        steps = max(1, samples // whole("batch", self.batch, least=1))
+        usual = max(search.EPOCHS, -(-search.STEPS * phases // (2 * steps)))
         given = ((name, getattr(self, name)) for name in ("warm_up", "fine_tune"))
         before, after = (usual if k is None else whole(name, k, least=0) for name, k in given)
         return before, after

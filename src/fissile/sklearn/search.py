@@ -35,12 +35,12 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 #: With fewer training steps than this, plans with a high rate come first: others do not get far.
 _FEW_STEPS = 3000
 #: The epochs of a phase, and the steps that it has at least where its epochs are not given.
-_EPOCHS, _STEPS = 25, 500
+EPOCHS, STEPS = 25, 500
 #: A loss that falls by more than this in the last tenth of its epochs has not converged.
-_STILL_FALLS = 0.005
+_STILL_FALLS = 0.01
 #: Plans are tried for about this many steps, if a training has more; then the first of those that
 #: are within a standard error of the best is taken.
-_TRIED_STEPS = 1000
+_TRIED_STEPS = 500
 #: More hidden neurons than this would take memory and time, and no data here wants them.
 _MOST_HIDDEN = 1 << 14
 #: Samples that go through a network at once when it predicts.
@@ -88,36 +88,17 @@ def dense_size(inputs: int, hidden: int, outputs: int) -> int:
     return hidden * (inputs + 1) + outputs * (hidden + 1)
 
 
-def usual_epochs(steps: int, phases: int) -> int:
-    """Return the epochs of a phase where none are given, from the steps of an epoch.
-
-    The paper's phases have 500 steps at least, and so have both together where they are one.
-
-    >>> usual_epochs(20, phases=2), usual_epochs(2, phases=2), usual_epochs(2, phases=1)
-    (25, 250, 125)
-    """
-    return max(_EPOCHS, -(-_STEPS * phases // (2 * steps)))
-
-
-def check_steps(steps: int) -> None:
-    """Warn of a plan's steps being few: its rate falls to nothing, so its loss cannot tell."""
-    if steps < _STEPS:
-        _warn(f"the network trained for {steps} steps, fewer than {_STEPS},")
-
-
-def check_losses(losses: Sequence[float]) -> None:
-    """Warn of a loss that still fell in the last tenth of the epochs."""
+def check_converged(steps: int, losses: Sequence[float] = ()) -> None:
+    """Warn if a plan had few steps, or if a loss still fell in the last tenth of its epochs."""
     last = losses[-1 - max(1, len(losses) // 10) :]
-    if len(last) > 1 and last[0] - last[-1] > _STILL_FALLS:
-        _warn(f"the loss still fell, from {last[0]:.4f} to {last[-1]:.4f} in the last epochs,")
-
-
-def _warn(reason: str) -> None:
-    warnings.warn(
-        f"{reason} so training may not have converged; let warm_up and fine_tune be None or larger",
-        ConvergenceWarning,
-        stacklevel=4,
-    )
+    if steps < STEPS:  # a plan's rate falls to nothing, so its loss cannot tell
+        reason = f"the network trained for {steps} steps, fewer than {STEPS}"
+    elif len(last) > 1 and last[0] - last[-1] > _STILL_FALLS:
+        reason = f"the loss still fell, from {last[0]:.4f} to {last[-1]:.4f} in the last epochs"
+    else:
+        return
+    advice = "so training may not have converged; let warm_up and fine_tune be None or larger"
+    warnings.warn(f"{reason}, {advice}", ConvergenceWarning, stacklevel=3)
 
 
 def sensible(name: str, value: int, inputs: int, outputs: int) -> int:
