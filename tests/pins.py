@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import tempfile
+import warnings
 from functools import cache
 from pathlib import Path
 from unittest import mock
@@ -170,7 +171,9 @@ CLASSIFIERS = {"paper": {"hidden": 4, "alpha": 2}, "best": {"nonzeros": 30, "tri
 def classifier(recipe):
     make = importlib.import_module("fissile.sklearn").FissileClassifier
     short = make(**CLASSIFIERS[recipe], recipe=recipe, warm_up=2, fine_tune=2, random_state=0)
-    return short.fit(SAMPLES, LABELS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # four epochs are few, as it says
+        return short.fit(SAMPLES, LABELS)
 
 
 def outline(text):

@@ -2,6 +2,7 @@ import importlib
 import pickle
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,16 @@ import torch
 from classifiers import blobs, rewrite
 from scipy.special import softmax
 from sklearn.base import clone
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_iris, load_wine
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.model_selection import (
+    GridSearchCV,
+    StratifiedKFold,
+    cross_val_score,
+    train_test_split,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -25,6 +31,8 @@ from fissile.bank.loop import Recipe
 from fissile.sklearn import FissileClassifier
 from fissile.sklearn.two_phase import Task, make
 
+#: Most tests train for too few epochs, which they know.
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 QUICK = {
     "hidden": 6, "alpha": 2, "recipe": "paper", "warm_up": 2, "fine_tune": 2, "lr": 1e-2,
     "random_state": 0,
@@ -330,6 +338,34 @@ def test_a_network_that_diverges_is_kept_at_its_last_finite_epoch(weight):
         found = quick(class_weight=weight, lr=1e30).fit(x, y)
     assert np.isfinite(found.decision_function(x)).all()
     assert found.n_iter_ < 4
+
+
+def test_a_loss_that_still_falls_is_warned_of():
+    x, y = blobs()
+    with pytest.warns(ConvergenceWarning, match="the loss still fell, from .* may not have conv"):
+        quick().fit(x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quick(warm_up=100, fine_tune=900).fit(x, y)
+
+
+@pytest.mark.parametrize("load", [load_iris, load_wine])
+def test_small_data_are_learned_with_the_defaults(load):
+    x, y = load(return_X_y=True)
+    pipeline = make_pipeline(StandardScaler(), FissileClassifier(random_state=0))
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = cross_val_score(pipeline, x, y, cv=folds).mean()
+    linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    assert ours >= cross_val_score(linear, x, y, cv=folds).mean() - 0.01
+
+
+def test_epochs_are_more_where_steps_are_few():
+    x, y = blobs(samples=130)  # two steps an epoch
+    assert FissileClassifier(random_state=0).fit(x, y).n_iter_ == 500
+    assert FissileClassifier(warm_up=2, random_state=0).fit(x, y).n_iter_ == 252
+    assert FissileClassifier(batch=5, random_state=0).fit(x, y).n_iter_ == 50
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):

@@ -1,6 +1,7 @@
 import itertools
 import pickle
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from classifiers import blobs, rewrite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -17,9 +19,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import fissile
 from fissile.bank.sparse import module_of, train
 from fissile.bank.sparse.plan import recommended_plans
-from fissile.sklearn import FissileClassifier
-from fissile.sklearn.search import PlanSearch, can_hold_out, plans_for, scale_of
+from fissile.sklearn import FissileClassifier, search
+from fissile.sklearn.search import PlanSearch, budget_for, can_hold_out, plans_for, scale_of
+from fissile.sklearn.two_phase import width
 
+#: Most tests train for too few epochs, which they know.
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 QUICK = {"nonzeros": 60, "tries": 2, "warm_up": 2, "fine_tune": 2, "random_state": 0}
 
 
@@ -122,6 +127,33 @@ def test_where_steps_are_few_high_rates_come_first(budget):
     hasty = plans_for(budget, 8, 3, tries=6, steps=2999)
     assert sorted(hasty, key=repr) == sorted(usual, key=repr)
     assert [plan.lr for plan in hasty] == sorted((plan.lr for plan in usual), reverse=True)
+
+
+def test_plans_are_tried_in_fewer_steps_and_then_the_first_of_equals_is_taken(monkeypatch):
+    asked, real = [], search.train
+
+    def noted(*arguments, epochs, **options):
+        asked.append(epochs)
+        return real(*arguments, epochs=epochs, **options)
+
+    monkeypatch.setattr(search, "train", noted)
+    monkeypatch.setattr(search, "_TRIED_STEPS", 9)  # of 180 samples in batches of 64: 5 epochs
+    for scores, taken in (([0.5, 0.6], 0), ([0.3, 0.6], 1), ([0.6, 0.5], 0)):
+        left = iter(scores)  # of 20 samples: 0.6 has a standard error of 0.11
+        monkeypatch.setattr(PlanSearch, "_score", lambda *_, left=left: next(left))
+        found = quick(warm_up=3, fine_tune=3).fit(*blobs())
+        assert found.plan_ == plans_for(60, 8, 3, tries=2, steps=18)[taken]
+        assert [score for _, score in found.tried_] == scores
+    assert asked == [5, 6] * 3
+
+
+def test_few_steps_are_warned_of_and_are_not_the_default():
+    x, y = blobs(samples=130)
+    with pytest.warns(ConvergenceWarning, match="trained for 8 steps, fewer than 500, so train"):
+        quick(tries=1).fit(x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert quick(tries=1, warm_up=None, fine_tune=None).fit(x, y).n_iter_ == 250
 
 
 def test_plans_are_judged_on_samples_that_they_have_not_seen(monkeypatch):
@@ -266,6 +298,7 @@ def test_printing_changes_nothing(capsys):
     ],
 )
 def test_a_budget_asks_for_the_best(options, best):
+    options = options if best else {"tries": 6, **options}
     found = quick(**options).fit(*blobs(samples=60))
     assert (found.plan_ is not None, bool(found.tried_)) == (best, best)
     assert isinstance(found.model_, fissile.MLP) is not best
@@ -284,16 +317,51 @@ def test_partial_fit_is_the_paper_s():
     with pytest.raises(AttributeError) as raised:
         found.partial_fit(x, y)
     assert 'fit again with all samples, or with recipe="paper"' in str(raised.value.__cause__)
-    found.set_params(recipe="paper").fit(x, y).partial_fit(x, y)
+    found.set_params(recipe="paper", tries=6).fit(x, y).partial_fit(x, y)
     assert found.plan_ is None
 
 
 def test_it_works_in_pipelines_and_searches():
     x, y = blobs()
     pipeline = make_pipeline(StandardScaler(), quick(warm_up=8))
-    search = GridSearchCV(pipeline, {"fissileclassifier__nonzeros": [4, 200]}, cv=2).fit(x, y)
-    assert search.best_params_ == {"fissileclassifier__nonzeros": 200}
-    assert search.best_score_ > 0.65
+    grid = GridSearchCV(pipeline, {"fissileclassifier__nonzeros": [4, 200]}, cv=2).fit(x, y)
+    assert grid.best_params_ == {"fissileclassifier__nonzeros": 200}
+    assert grid.best_score_ > 0.65
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alpha", 4), ("alpha", 2), ("split", "gram"), ("split", fissile.Random()), ("lr", 1e-2),
+        ("l1", 0.0), ("l2", 1e-3), ("patience", 3), ("n_jobs", 2),
+    ],
+)  # fmt: skip
+def test_what_only_the_paper_s_recipe_uses_is_refused(name, value):
+    message = f'only recipe="paper" uses {name}={value!r}, and this is recipe="best"'
+    for options in ({}, {"recipe": "best"}):
+        with pytest.raises(fissile.FissileError, match=re.escape(message)):
+            quick(**options, **{name: value}).fit(*blobs())
+    quick(recipe="paper", tries=6, **{name: value}).fit(*blobs())
+
+
+def test_what_only_the_best_recipe_uses_is_refused():
+    x, y = blobs()
+    message = re.escape('only recipe="best" uses tries=2, and this is recipe="paper"; leave tries')
+    with pytest.raises(fissile.FissileError, match=message):
+        quick(recipe="paper").fit(x, y)
+
+
+@pytest.mark.parametrize("recipe", ["best", "paper"])
+def test_the_largest_sensible_budget_is_named(recipe):
+    x, y = blobs(n_features=4, n_informative=4, n_redundant=0)
+    most = (1 << 14) * (4 + 1 + 3) + 3
+    for nonzeros in (10**9, most + 1):
+        with pytest.raises(fissile.FissileError, match=f"nonzeros={nonzeros} .* at most {most}$"):
+            FissileClassifier(nonzeros, recipe=recipe).fit(x, y)
+    with pytest.raises(fissile.FissileError, match=r"hidden=1000000000 .* at most 16384$"):
+        FissileClassifier(hidden=10**9, recipe=recipe).fit(x, y)
+    assert budget_for(most, None, 4, 3) == budget_for(None, 1 << 14, 4, 3) == most
+    assert width(most, None, 4, 3) == width(None, 1 << 14, 4, 3) == 1 << 14
 
 
 @pytest.mark.parametrize(
@@ -410,7 +478,7 @@ def test_a_damaged_network_is_refused(tmp_path, monkeypatch, change):
 
 def test_a_paper_s_file_with_another_s_note_is_refused(fitted, tmp_path):
     fitted.save(tmp_path / "best")
-    quick(recipe="paper", nonzeros=100).fit(*blobs()).save(tmp_path / "paper")
+    quick(recipe="paper", tries=6, nonzeros=100).fit(*blobs()).save(tmp_path / "paper")
     best = []
     rewrite(tmp_path / "best", note=lambda note: best.append(note["best"]))
     rewrite(tmp_path / "paper", note=lambda note: note.update(best=best[0]))

@@ -61,20 +61,22 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ``"paper"`` is the paper's: a dense network is trained (the warm-up), its neurons are split into
     sparse children, which are pruned back to the same number of non-zeros, and trained on (the
     fine-tuning). It alone knows ``alpha``, ``split``, ``lr``, ``l1``, ``l2``, ``early_stopping``,
-    ``patience`` and ``n_jobs``; plans have their own rates, and train side by side.
+    ``patience`` and ``n_jobs``; plans have their own rates, and train side by side. A parameter
+    that the recipe does not use is refused.
 
     Args:
         nonzeros: the budget. Weights and biases of the whole network count.
         hidden: instead of a budget, the neurons before the split; 100 if neither is given. For
             ``"best"`` the budget is then what a dense network of that width takes.
-        alpha: children per neuron, at most one for each feature.
+        alpha: children per neuron, 4 if it is None; at most one for each feature.
         split: who inherits which input: a name such as ``"random"`` or ``"gram"``, or a
             :class:`fissile.Split`.
         recipe: ``"best"`` or ``"paper"``; None is ``"best"`` where ``nonzeros`` is given and
             ``early_stopping`` is not asked for.
         tries: how many of the six plans are tried; 1 takes the first and holds nothing out, and so
             it is if a class has too few samples for ``validation_fraction`` to be one of them.
-        warm_up, fine_tune: epochs before the split, and after it; ``"best"`` trains their sum.
+        warm_up, fine_tune: epochs before the split, and after it; ``"best"`` trains their sum. None
+            is 25, and more where a phase, or the course of ``"best"``, would have under 500 steps.
         lr: Adam's learning rate.
         batch: samples of a step.
         l1, l2: penalties on the first layer's absolute weights, and on all parameters' squares.
@@ -116,13 +118,13 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         nonzeros: int | None = None,
         hidden: int | None = None,
-        alpha: int = 4,
+        alpha: int | None = None,
         split: str | Split = "random",
         *,
         recipe: Literal["best", "paper"] | None = None,
         tries: int = 6,
-        warm_up: int = 25,
-        fine_tune: int = 25,
+        warm_up: int | None = None,
+        fine_tune: int | None = None,
         lr: float = 1e-3,
         batch: int = 64,
         l1: float = 1e-7,
@@ -171,20 +173,25 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         random = check_random_state(self.random_state)
         seeds = random.randint(2**31 - 1, size=whole("restarts", self.restarts, least=1)).tolist()
         self._seed, hold = seeds[0], random.randint(2**31 - 1)
-        if search.is_best(self.recipe, self.nonzeros, self.early_stopping):
+        best = search.is_best(self.recipe, self.nonzeros, self.early_stopping)
+        self._refuse_unused("best" if best else "paper")
+        if best:
             return self._fit_best(x, labels, seeds, hold)
-        return self._keep(self._fit_paper(x, labels, seeds, hold), [])
+        trained = self._fit_paper(x, labels, seeds, hold)
+        if not trained.diverged and not self.early_stopping:
+            search.check_converged(search.STEPS, [epoch.loss for epoch in trained.epochs])
+        return self._keep(trained, [])
 
     def _fit_best(self, x: Array, labels: Array, seeds: list[int], hold: int) -> Self:
         outputs = search.outputs_for(len(self.classes_))
         budget = search.budget_for(self.nonzeros, self.hidden, x.shape[1], outputs)
-        epochs = sum(whole(k, getattr(self, k), least=0) for k in ("warm_up", "fine_tune"))
+        batch, epochs = whole("batch", self.batch, least=1), sum(self._epochs(len(x), phases=1))
         if not epochs:
             raise FissileError('recipe="best" prunes while it trains; let warm_up + fine_tune be 1')
         check_device(self.device)
-        batch = whole("batch", self.batch, least=1)
         steps = epochs * (len(x) // min(batch, len(x)))
         plans = search.plans_for(budget, x.shape[1], outputs, self.tries, steps)
+        search.check_converged(steps)
         weights, share = self._class_weights(labels), self.validation_fraction
         result = search.PlanSearch(
             plans, outputs, epochs, batch, share, weights, self.device, bool(self.verbose)
@@ -204,8 +211,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         data = two_phase.to_data(x, _numbered(labels, self.classes_), share, hold)
         task = self._task(data, labels)
         phases = two_phase.TwoPhase(
-            warm_up=whole("warm_up", self.warm_up, least=0),
-            fine_tune=whole("fine_tune", self.fine_tune, least=0),
+            *self._epochs(len(data.y), phases=2),
             alpha=self.alpha_,
             split=resolve_split(self.split),
             patience=whole("patience", self.patience, least=1) if self.early_stopping else None,
@@ -247,7 +253,8 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             assert self._adam is not None
             trainer.put(two_phase.Network(self.model_, self._adam))
         split = not begins and any(isinstance(m, SparseLinear) for m in self.model_.modules())
-        if passes >= self.warm_up and not split:
+        warm_up = search.EPOCHS if self.warm_up is None else whole("warm_up", self.warm_up, least=0)
+        if passes >= warm_up and not split:
             trainer.split(self.alpha_, resolve_split(self.split))
         trained = two_phase.TrainedNetwork()
         trained.train(trainer, 1)
@@ -282,7 +289,26 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Decide on the shape of the paper's network."""
         outputs = search.outputs_for(len(self.classes_))
         self.hidden_ = two_phase.width(self.nonzeros, self.hidden, inputs, outputs)
-        self.alpha_ = min(whole("alpha", self.alpha, least=1), inputs)
+        self.alpha_ = min(4 if self.alpha is None else whole("alpha", self.alpha, least=1), inputs)
+
+    def _refuse_unused(self, recipe: str) -> None:
+        """Refuse a parameter that only the other recipe uses, unless it is left as it was."""
+        other, names = search.USED_ONLY_BY[recipe]
+        usual = type(self)()
+        for name in names:
+            if (value := getattr(self, name)) != getattr(usual, name):
+                raise FissileError(
+                    f'only recipe="{other}" uses {name}={value!r}, and this is recipe="{recipe}"; '
+                    f'leave {name} out, or give recipe="{other}"'
+                )
+
+    def _epochs(self, samples: int, phases: int) -> tuple[int, int]:
+        """Return the epochs before and after the split, which may be one phase or two."""
+        steps = max(1, samples // whole("batch", self.batch, least=1))
+        usual = max(search.EPOCHS, -(-search.STEPS * phases // (2 * steps)))
+        given = ((name, getattr(self, name)) for name in ("warm_up", "fine_tune"))
+        before, after = (usual if k is None else whole(name, k, least=0) for name, k in given)
+        return before, after
 
     def _class_weights(self, labels: Array) -> Array | None:
         """Return how much each class counts; "balanced" counts the labels."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from fissile._common.errors import FissileError, whole
@@ -32,8 +34,24 @@ Tried = list[tuple[Plan, float]]
 _SMALLEST, _LARGEST = 1e-30, 1e30
 #: With fewer training steps than this, plans with a high rate come first: others do not get far.
 _FEW_STEPS = 3000
+#: The epochs of a phase, and the steps that it has at least where its epochs are not given.
+EPOCHS, STEPS = 25, 500
+#: A loss that falls by more than this in the last tenth of its epochs has not converged.
+_STILL_FALLS = 0.01
+#: Plans are tried for about this many steps, if a training has more; then the first of those that
+#: are within a standard error of the best is taken.
+_TRIED_STEPS = 500
+#: More hidden neurons than this would take memory and time, and no data here wants them.
+_MOST_HIDDEN = 1 << 14
 #: Samples that go through a network at once when it predicts.
 _ROWS = 1 << 14
+
+
+#: For each recipe the other one, and the parameters that only the other one uses.
+USED_ONLY_BY = {
+    "best": ("paper", ("alpha", "split", "lr", "l1", "l2", "patience", "n_jobs")),
+    "paper": ("best", ("tries",)),
+}
 
 
 # --- what is trained
@@ -70,6 +88,35 @@ def dense_size(inputs: int, hidden: int, outputs: int) -> int:
     return hidden * (inputs + 1) + outputs * (hidden + 1)
 
 
+def check_converged(steps: int, losses: Sequence[float] = ()) -> None:
+    """Warn if a plan had few steps, or if a loss still fell in the last tenth of its epochs."""
+    last = losses[-1 - max(1, len(losses) // 10) :]
+    if steps < STEPS:  # a plan's rate falls to nothing, so its loss cannot tell
+        reason = f"the network trained for {steps} steps, fewer than {STEPS}"
+    elif len(last) > 1 and last[0] - last[-1] > _STILL_FALLS:
+        reason = f"the loss still fell, from {last[0]:.4f} to {last[-1]:.4f} in the last epochs"
+    else:
+        return
+    advice = "so training may not have converged; let warm_up and fine_tune be None or larger"
+    warnings.warn(f"{reason}, {advice}", ConvergenceWarning, stacklevel=3)
+
+
+def sensible(name: str, value: int, inputs: int, outputs: int) -> int:
+    """Return a budget or a width, and refuse one that no sensible network has.
+
+    >>> sensible("nonzeros", 5_000, inputs=64, outputs=10)
+    5000
+    """
+    size = whole(name, value, least=1)
+    most = dense_size(inputs, _MOST_HIDDEN, outputs) if name == "nonzeros" else _MOST_HIDDEN
+    if size > most:
+        raise FissileError(
+            f"{name}={size} is more than a network of {inputs} inputs and {outputs} outputs can "
+            f"use; give at most {most}"
+        )
+    return size
+
+
 def budget_for(nonzeros: int | None, hidden: int | None, inputs: int, outputs: int) -> int:
     """Return the budget: as given, or what a dense network of that width takes.
 
@@ -77,10 +124,10 @@ def budget_for(nonzeros: int | None, hidden: int | None, inputs: int, outputs: i
     1885
     """
     if hidden is not None:
-        return dense_size(inputs, whole("hidden", hidden, least=1), outputs)
+        return dense_size(inputs, sensible("hidden", hidden, inputs, outputs), outputs)
     if nonzeros is None:
         raise FissileError('recipe="best" spends a budget; give one, such as nonzeros=5_000')
-    budget = whole("nonzeros", nonzeros, least=1)
+    budget = sensible("nonzeros", nonzeros, inputs, outputs)
     if budget <= outputs:
         raise FissileError(
             f"nonzeros={budget} is too small a budget: the biases of the outputs take {outputs}, "
@@ -172,22 +219,29 @@ class PlanSearch:
         scale = scale_of(x)
         scaled = x / scale
         tried: Tried = []
+        plan = self.plans[0]
         if len(self.plans) > 1 and can_hold_out(y, self.share):
-            tried = self._tried(scaled, y, seeds[0], hold)
-        plan = max(tried, key=lambda pair: pair[1])[0] if tried else self.plans[0]
+            plan, tried = self._tried(scaled, y, seeds[0], hold)
         modules = self._trained([plan], seeds, scaled, y, scale)
         labels = torch.tensor(y)
         ends = [self._mean(losses(logits(m, x), labels).numpy(), y) for m in modules]
         best = ends.index(min(ends))
         return SearchResult(modules[best], plan, tried, ends[best])
 
-    def _tried(self, x: Array, y: Array, seed: int, hold: int) -> Tried:
+    def _tried(self, x: Array, y: Array, seed: int, hold: int) -> tuple[Plan, Tried]:
+        """Return the plan to take, and all with their held-out accuracies."""
         parts = held_out(x, y, self.share, hold)
-        modules = self._trained(self.plans, [seed], parts.x, parts.y)
+        steps = max(1, len(parts.x) // self.batch)
+        few = replace(self, epochs=min(self.epochs, -(-_TRIED_STEPS // steps)))
+        modules = few._trained(self.plans, [seed], parts.x, parts.y)
         scores = [self._score(module, parts.x_test, parts.y_test) for module in modules]
         if self.verbose:
             print("held-out accuracies:", ", ".join(f"{score:.4f}" for score in scores))
-        return list(zip(self.plans, scores, strict=True))
+        least = best = max(scores)
+        if few.epochs < self.epochs:  # a shorter course says less of the full one
+            least -= math.sqrt(best * (1 - best) / len(parts.y_test))
+        tried = list(zip(self.plans, scores, strict=True))
+        return next(plan for plan, score in tried if score >= least), tried
 
     def _trained(
         self, plans: Sequence[Plan], seeds: Sequence[int], x: Array, y: Array, scale: float = 1.0

@@ -18,14 +18,14 @@ from sklearn.utils.parallel import Parallel, delayed
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from fissile._common.errors import FissileError, whole
+from fissile._common.errors import FissileError
 from fissile._common.shapes import Float
 from fissile.bank import Bank, Data, Expand, Spec
 from fissile.bank.loop import Recipe, batches, penalty
 from fissile.bank.step import guess
 from fissile.expansion.expand import expand
 from fissile.expansion.split import Split
-from fissile.sklearn.search import dense_size, held_out, losses
+from fissile.sklearn.search import dense_size, held_out, losses, sensible
 
 #: The hidden neurons where neither a width nor a budget is given, as in MLPClassifier.
 _DEFAULT = 100
@@ -41,8 +41,8 @@ def width(nonzeros: int | None, hidden: int | None, inputs: int, outputs: int) -
     32
     """
     if nonzeros is None:
-        return _DEFAULT if hidden is None else whole("hidden", hidden, least=1)
-    budget = whole("nonzeros", nonzeros, least=1)
+        return _DEFAULT if hidden is None else sensible("hidden", hidden, inputs, outputs)
+    budget = sensible("nonzeros", nonzeros, inputs, outputs)
     least = dense_size(inputs, 1, outputs)
     if budget < least:
         raise FissileError(
