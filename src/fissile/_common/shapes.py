@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -21,4 +22,22 @@ else:
 
         Bool = Float = Int = _Unchecked
 
-__all__ = ["Bool", "Float", "Int"]
+__all__ = ["Bool", "Float", "Int", "brief"]
+
+
+def brief(thing: Any) -> str:
+    """Return a dataclass as one line: arrays by their type and shape, long lists by their length.
+
+    >>> brief(Samples(x=torch.zeros(9, 2), y=torch.zeros(9), bits=torch.ones(9, 2).bool()))
+    'Samples(x=float32[9, 2], y=float32[9], bits=bool[9, 2])'
+    """
+
+    def short(value: Any) -> str:
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if isinstance(value, list | tuple) and len(repr(value)) > 60:
+            return f"<{len(value)} of {type(value[0]).__name__}>"
+        return repr(value)
+
+    shown = (f"{one.name}={short(getattr(thing, one.name))}" for one in dataclasses.fields(thing))
+    return f"{type(thing).__name__}({', '.join(shown)})"

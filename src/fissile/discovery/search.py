@@ -110,6 +110,10 @@ class Discovery:
         """Go through the places."""
         return iter(self.places)
 
+    def __repr__(self) -> str:
+        """Show the counts; printed, it is the whole table."""
+        return f"Discovery(places: {len(self.places)}, refusals: {len(self.refusals)})"
+
     def __str__(self) -> str:
         """Show a table: what can be split, then what cannot and why."""
         rows = [("place", "kind", "inputs → neurons → outputs", "non-zeros")]

@@ -31,6 +31,12 @@ from fissile.discovery.module_checks import (
     is_transformer_layer,
 )
 
+#: Why a layer that is itself the model cannot be split.
+_ALONE = (
+    "it is the whole model, and no layer reads its neurons; give a model that holds two layers, "
+    "such as nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 1))"
+)
+
 
 def survey(model: nn.Module, hollow: nn.Module, trouble: dict[str, str]) -> Survey:
     """Trace a copy of a model as far as its code allows.
@@ -41,7 +47,7 @@ def survey(model: nn.Module, hollow: nn.Module, trouble: dict[str, str]) -> Surv
         trouble: layers, by name, that cannot take part, and why.
     """
     seen = Survey(model, trouble)
-    seen.visit(hollow, "", "it is all there is", None)
+    seen.visit(hollow, "", _ALONE, None)
     return seen
 
 
