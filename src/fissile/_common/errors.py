@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import operator
+import sys
+from pathlib import Path
 from typing import SupportsIndex
 
 import torch
@@ -44,9 +47,14 @@ def whole(name: str, value: SupportsIndex, *, least: int) -> int:
 
 
 def needs(module: str, extra: str) -> None:
-    """Say which extra to install where an optional package is missing."""
+    """Say how to install an optional package, from wherever fissile came, where it is missing."""
     if importlib.util.find_spec(module) is None:
-        raise FissileError(f"this needs {module}: pip install 'fissile[{extra}]'")
+        try:  # what is installed is found without an index, a clone as well as a wheel
+            source = importlib.metadata.distribution("fissile").name
+        except importlib.metadata.PackageNotFoundError:
+            source = str(Path(__file__).parents[3])
+        command = f"{sys.executable} -m pip install '{source}[{extra}]'"
+        raise FissileError(f"this needs {module}: {command}")
 
 
 def check_device(device: torch.device | str) -> torch.device:

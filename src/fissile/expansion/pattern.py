@@ -60,7 +60,7 @@ class Pattern:
             reached = slots.scatter(-1, self.owner - REMOVED, True)[..., 1:].flatten(-2)
         else:
             reached = self.first.any(-1)
-        return ~reached.unflatten(-1, (parts, -1)).any(-2)
+        return torch.logical_not(reached.unflatten(-1, (parts, -1)).any(-2))
 
     def parts(self, count: int) -> list[Pattern]:
         """Return a pattern for each of ``count`` first layers that lie below each other."""
