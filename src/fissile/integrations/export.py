@@ -223,8 +223,7 @@ def _rename(program: Any, free: Sequence[Free], names: Sequence[str]) -> None:
     program.rename_axes({node.shape[dim]: one[dim] for node, one in sizes for dim in one})
     given = {node.name for node in inputs}
     for node, name in zip(outputs, names, strict=True):
-        if node.name not in given:  # an input that is returned keeps its name
-            node.name = f"{name}_output" if name in given else name
+        node.name = f"{name}_output" if name in given else name
 
 
 @contextmanager
