@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import operator
 import sys
-from pathlib import Path
 from typing import SupportsIndex
 
 import torch
@@ -49,11 +47,8 @@ def whole(name: str, value: SupportsIndex, *, least: int) -> int:
 def needs(module: str, extra: str) -> None:
     """Say how to install an optional package, from wherever fissile came, where it is missing."""
     if importlib.util.find_spec(module) is None:
-        try:  # what is installed is found without an index, a clone as well as a wheel
-            source = importlib.metadata.distribution("fissile").name
-        except importlib.metadata.PackageNotFoundError:
-            source = str(Path(__file__).parents[3])
-        command = f"{sys.executable} -m pip install '{source}[{extra}]'"
+        # pip finds what is installed without an index, be it a clone or a wheel.
+        command = f"{sys.executable} -m pip install 'fissile[{extra}]'"
         raise FissileError(f"this needs {module}: {command}")
 
 

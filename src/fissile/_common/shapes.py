@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,13 +30,12 @@ def brief(thing: Any) -> str:
     >>> brief(Samples(x=torch.zeros(9, 2), y=torch.zeros(9), bits=torch.ones(9, 2).bool()))
     'Samples(x=float32[9, 2], y=float32[9], bits=bool[9, 2])'
     """
-
-    def short(value: Any) -> str:
+    shown = []
+    for name, value in vars(thing).items():
+        text = repr(value)
         if hasattr(value, "shape") and hasattr(value, "dtype"):
-            return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-        if isinstance(value, list | tuple) and len(repr(value)) > 60:
-            return f"<{len(value)} of {type(value[0]).__name__}>"
-        return repr(value)
-
-    shown = (f"{one.name}={short(getattr(thing, one.name))}" for one in dataclasses.fields(thing))
+            text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        elif len(text) > 60 and isinstance(value, list | tuple):
+            text = f"<{len(value)} of {type(value[0]).__name__}>"
+        shown.append(f"{name}={text}")
     return f"{type(thing).__name__}({', '.join(shown)})"

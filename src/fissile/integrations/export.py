@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ __all__ = ["to_onnx"]
 
 #: Positional arguments, and those with names.
 Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
-_OPSET = 20
 _DTYPES = (torch.float32, torch.float64)
 _SINGLE_FILE = 2**30  # bytes of weights; a protobuf message cannot be larger than twice that
 
@@ -60,8 +59,8 @@ def to_onnx(
             size.
         dynamic_sequence: let tokens and their masks, inputs of whole numbers with two dimensions,
             have any length.
-        check: run the file in onnxruntime, on the example and on more rows and another length if
-            those are free, and raise an error instead of leaving a file that differs from PyTorch.
+        check: run the file in onnxruntime, on the example and on other sizes where those are free,
+            and raise an error instead of leaving a file that differs from PyTorch.
     """
     for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
         needs(package, "onnx")
@@ -73,14 +72,13 @@ def to_onnx(
     plain = to_dense(model).eval()
     names = _names(_try(plain, inputs))
     free = _free(tree_leaves(inputs), dynamic_batch, dynamic_sequence)
-    several, other = (_changed(inputs, free, how) for how in (_without_ones, _resized))
-    program = _exported(plain, several, free, names)
+    program = _exported(plain, _resized(inputs, free, all_sizes=False), free, names)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         draft = Path(folder) / target.name
         size = sum(p.numel() * p.element_size() for p in plain.parameters())
         program.save(draft, external_data=size > _SINGLE_FILE)
         if check:
-            for tried in (inputs, other):
+            for tried in (inputs, _resized(inputs, free, all_sizes=True)):
                 _compare(model, draft, tried)
         move_finished(Path(folder), target.parent, last=target.name)
 
@@ -155,33 +153,26 @@ def _names(answer: Any, name: str = "") -> list[str]:
     if isinstance(answer, Tensor):
         return [name or "output"]
     if isinstance(answer, Mapping):
-        inside = [(f"{name}_{key}" if name else str(key), value) for key, value in answer.items()]
+        parts = {f"{name}_{key}" if name else str(key): part for key, part in answer.items()}
     else:
-        values = answer if isinstance(answer, tuple | list) else tree_leaves(answer)
-        inside = [(f"{name or 'output'}_{i}", value) for i, value in enumerate(values)]
-        inside = [(key, value) for key, value in inside if value is not answer]
-    return [found for key, value in inside for found in _names(value, key)]
+        inside = answer if isinstance(answer, tuple | list) else tree_leaves(answer)
+        parts = {f"{name or 'output'}_{i}": part for i, part in enumerate(inside)}
+    return [one for key, part in parts.items() if part is not answer for one in _names(part, key)]
 
 
-def _changed(inputs: Inputs, free: Sequence[Free], how: Callable[[Tensor, Free], Tensor]) -> Inputs:
+def _resized(inputs: Inputs, free: Sequence[Free], *, all_sizes: bool) -> Inputs:
+    """Change all free sizes, or those of one, which torch.export would take for constants."""
     left = iter(free)
-    changed: Inputs = tree_map(lambda x: how(x, next(left)), inputs)
-    return changed
 
-
-def _resized(x: Tensor, free: Free) -> Tensor:
-    """Return an input of other sizes, where they are free."""
-    x = torch.cat([x, x]) if 0 in free else x
-    if 1 not in free:
+    def resized(x: Tensor) -> Tensor:
+        for dim in next(left):
+            if all_sizes and x.shape[dim] > 2:  # not longer: there may be a longest sequence
+                x = x.narrow(dim, 0, x.shape[dim] - 1)
+            elif all_sizes or x.shape[dim] == 1:
+                x = torch.cat([x, x.narrow(dim, 0, 1)], dim)
         return x
-    return x[:, :-1] if x.shape[1] > 2 else torch.cat([x, x[:, :1]], 1)
 
-
-def _without_ones(x: Tensor, free: Free) -> Tensor:
-    """Double what is free and of size one, which torch.export would take for a constant."""
-    for dim in free:
-        x = torch.cat([x, x], dim) if x.shape[dim] == 1 else x
-    return x
+    return tree_map(resized, inputs)  # type: ignore[no-any-return]
 
 
 def _exported(plain: nn.Module, inputs: Inputs, free: Any, names: Sequence[str]) -> Any:
@@ -196,7 +187,7 @@ def _exported(plain: nn.Module, inputs: Inputs, free: Any, names: Sequence[str])
                 kwargs=kwargs,
                 dynamo=True,
                 dynamic_shapes=shapes if any(free) else None,
-                opset_version=_OPSET,
+                opset_version=20,
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
@@ -204,26 +195,23 @@ def _exported(plain: nn.Module, inputs: Inputs, free: Any, names: Sequence[str])
         while cause.__cause__ is not None:
             cause = cause.__cause__
         reason = str(cause).strip().partition("\n")[0]
-        tries = ("batch", "sequence") if any(1 in dims for dims in free) else ("batch",)
-        advice = " or ".join(f"dynamic_{one}=False" for one in tries)
-        advice = f" (try {advice})" if any(free) else ""
+        advice = " (try dynamic_batch=False or dynamic_sequence=False)" if any(free) else ""
         raise FissileError(f"torch.onnx cannot export this model{advice}: {reason}") from error
     assert program is not None
-    _rename(program, free, names)
+    program.rename_axes(_rename(program.model.graph, free, names))
     for node in program.model.graph.all_nodes():
         # It names files and folders of this machine, which are nobody's business elsewhere.
         node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
     return program
 
 
-def _rename(program: Any, free: Sequence[Free], names: Sequence[str]) -> None:
-    """Give free dimensions and outputs names that mean something."""
-    inputs, outputs = program.model.graph.inputs, program.model.graph.outputs
-    sizes = zip(inputs, free, strict=True)
-    program.rename_axes({node.shape[dim]: one[dim] for node, one in sizes for dim in one})
-    given = {node.name for node in inputs}
-    for node, name in zip(outputs, names, strict=True):
+def _rename(graph: Any, free: Sequence[Free], names: Sequence[str]) -> dict[Any, str]:
+    """Name the outputs, and return the names of the free sizes."""
+    given = {node.name for node in graph.inputs}
+    for node, name in zip(graph.outputs, names, strict=True):
         node.name = f"{name}_output" if name in given else name
+    nodes = zip(graph.inputs, free, strict=True)
+    return {node.shape[dim]: name for node, dims in nodes for dim, name in dims.items()}
 
 
 @contextmanager

@@ -30,21 +30,7 @@ from fissile.measure.scores import (
 )
 
 __all__ = [
-    "Recovery",
-    "Rows",
-    "accuracy_per_parameter",
-    "adjusted_rand",
-    "capacity",
-    "coded_clauses",
-    "codes",
-    "collisions",
-    "cosine",
-    "edge_usage",
-    "features",
-    "gram",
-    "gram_clusters",
-    "pairwise_agreement",
-    "recovery",
-    "relative_improvement",
-    "total_capacity",
-]
+    "Recovery", "Rows", "accuracy_per_parameter", "adjusted_rand", "capacity", "coded_clauses",
+    "codes", "collisions", "cosine", "edge_usage", "features", "gram", "gram_clusters",
+    "pairwise_agreement", "recovery", "relative_improvement", "total_capacity",
+]  # fmt: skip

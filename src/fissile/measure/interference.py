@@ -89,9 +89,7 @@ def cosine(
     return (2 * total / (directed * (directed - 1)).clamp(min=1)).to(dtype)
 
 
-def membership(
-    groups: Int[Tensor, " inputs"], weight: Float[Tensor, "*batch neurons inputs"]
-) -> Bool[Tensor, "inputs groups"]:
+def membership(groups: Int[Tensor, " inputs"], weight: Tensor) -> Bool[Tensor, "inputs groups"]:
     """Which input belongs to which group, once the ids are known to be sound.
 
     >>> membership(torch.tensor([0, 0, 1]), torch.ones(2, 3)).int().tolist()
@@ -99,11 +97,8 @@ def membership(
     """
     neurons, inputs = weight.shape[-2:]
     if groups.shape != (inputs,):
-        advice = (
-            "the weight looks transposed: give weight.T"
-            if groups.shape == (neurons,)
-            else ("give one group id per input")
-        )
+        turned = groups.shape == (neurons,)
+        advice = "it looks transposed: give weight.T" if turned else "give one group id per input"
         raise FissileError(
             f"groups has shape {list(groups.shape)} but the weight has {inputs} inputs; {advice}."
         )

@@ -31,10 +31,10 @@ def on_weights(measure: Callable[..., Result]) -> Callable[..., Result]:
             raise FissileError("place= names a layer of a model; leave it out for bare weights")
         matrix = _of_module(weight, place) if isinstance(weight, nn.Module) else _tensor(weight)
         if not isinstance(matrix, Tensor) or matrix.ndim < 2 or not matrix.is_floating_point():
+            shape, kind = getattr(matrix, "shape", ""), getattr(matrix, "dtype", type(weight))
             raise FissileError(
-                f"the weights are {_described(matrix)}; give floating point numbers with a row for "
-                "every neuron, [neurons, inputs], as a tensor, an array, a layer, or a model with "
-                "place="
+                f"weights cannot be {kind} {list(shape)}; give floating point numbers, a row for "
+                "every neuron, [neurons, inputs]: a tensor, array or layer, or a model with place="
             )
         options = {name: _tensor(value, matrix) for name, value in options.items()}
         return measure(matrix, *(_tensor(value, matrix) for value in args), **options)
@@ -46,38 +46,29 @@ def on_weights(measure: Callable[..., Result]) -> Callable[..., Result]:
     return measured
 
 
-def _described(thing: Any) -> str:
-    if isinstance(thing, Tensor):
-        return f"{thing.dtype} of shape {list(thing.shape)}"
-    return f"a {type(thing).__name__}"
-
-
 def _tensor(value: Any, like: Tensor | None = None) -> Any:
     """Turn an array or a list into a tensor, beside the weights and of their type if it can be."""
     if not isinstance(value, np.ndarray | list):
         return value
-    tensor = torch.tensor(value, device=None if like is None else like.device)
-    return tensor if like is None or not tensor.is_floating_point() else tensor.to(like.dtype)
+    tensor = torch.tensor(value)
+    return (
+        tensor if like is None else tensor.to(like if tensor.is_floating_point() else like.device)
+    )
 
 
 def _of_module(model: nn.Module, place: str | Place | None) -> Tensor:
     """Return the weights of a layer, or of those that make the neurons of a place, as one."""
     names = place.firsts if isinstance(place, Place) else (place or "",)
-    layers = {name: layer for name, layer in model.named_modules() if _has_matrix(layer)}
-    for name in names:
-        if name not in layers:
-            there = ", ".join(map(repr, layers)) or "none"
-            raise FissileError(f"place={place!r} is no layer with weights; there are {there}")
-    return torch.cat([_matrix(layers[name]) for name in names], -2)
+    kinds = nn.Linear | nn.Conv2d | SparseLayer
+    found = {n: m for n, m in model.named_modules() if isinstance(m, kinds) or is_transposed(m)}
+    if not found.keys() >= {*names}:
+        there = ", ".join(map(repr, found)) or "none"
+        raise FissileError(f"place={place!r} is no layer with weights; there are {there}")
+    return torch.cat([_rows(found[name]) for name in names], -2).detach()
 
 
-def _has_matrix(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | nn.Conv2d | SparseLayer) or is_transposed(module)
-
-
-def _matrix(layer: nn.Module) -> Tensor:
-    """Return a layer's weights without their gradient, a row for every neuron or filter."""
+def _rows(layer: Any) -> Tensor:
+    """Return a layer's weights with a row for every neuron or filter."""
     if isinstance(layer, SparseLayer):
-        return layer.rows(layer.dense_weight().detach())
-    assert isinstance(layer.weight, Tensor)
-    return matrix_of(layer, layer.weight.detach())
+        return layer.rows(layer.dense_weight())
+    return matrix_of(layer, layer.weight)

@@ -68,9 +68,9 @@ def test_gated_pairs_and_filters_have_rows_too():
 @pytest.mark.parametrize(
     ("given", "place", "message"),
     [
-        (torch.ones(3), None, r"torch\.float32 of shape \[3\]; give .*\[neurons, inputs\]"),
-        (np.eye(3, dtype=int), None, r"torch\.int64 of shape \[3, 3\]"),
-        ("weights", None, "are a str; give"),
+        (torch.ones(3), None, r"torch\.float32 \[3\]; give .*\[neurons, inputs\]"),
+        (np.eye(3, dtype=int), None, r"torch\.int64 \[3, 3\]"),
+        ("weights", None, "cannot be <class 'str'>"),
         (torch.eye(3), "layers.0", "leave it out for bare weights"),
         (Parts(), None, "place=None is no layer with weights; there are 'gate', 'up', 'down', 'f"),
         (Parts(), "norm", "place='norm' is no layer with weights"),
