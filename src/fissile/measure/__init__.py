@@ -3,6 +3,8 @@
 >>> import torch
 >>> float(total_capacity(torch.eye(4)))
 4.0
+
+Weights may be a tensor, an array, a layer, or a model with ``place=``, the name of a layer in it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ Result = TypeVar("Result")
 def on_weights(measure: Callable[..., Result]) -> Callable[..., Result]:
     """Let a function of a weight tensor take whatever holds weights; ``place`` names a layer.
 
-    >>> capacity(nn.Linear(32, 8)), capacity(model, place="layers.0"), capacity(np.eye(4))
+    >>> on_weights(lambda weight: weight.sum())(np.ones((2, 3)))
+    tensor(6., dtype=torch.float64)
     """
 
     @wraps(measure)
