@@ -96,7 +96,7 @@ clean:
 
 # A stamp is newer than what it was made from, so a second run installs nothing.
 .venv/demo.stamp: .venv/made.stamp pyproject.toml constraints.txt
-	$(PIP) -e '.[all]'
+	$(PIP) -e '.[data,files,lab,sklearn]'
 	@$(COMPILE)
 	@touch $@
 

@@ -27,7 +27,7 @@ class TwoInputs(nn.Module):
 
     def forward(self, left, right):
         out = self.body(torch.cat([left, right], -1))
-        return {"logits": out, "sum": out.sum(-1)}
+        return {"logits": out, "left": out.sum(-1)}
 
 
 class Gated(nn.Module):
@@ -112,10 +112,13 @@ def test_keyword_inputs_and_several_outputs(tmp_path):
     model = TwoInputs()
     inputs = {"right": torch.rand(2, 3), "left": torch.rand(2, 5)}
     to_onnx(model, tmp_path / "two.onnx", inputs)
+    session = onnxruntime.InferenceSession(tmp_path / "two.onnx")
+    assert [one.name for one in session.get_inputs()] == ["right", "left"]
+    assert [one.name for one in session.get_outputs()] == ["logits", "left_output"]
     logits, total = answers(tmp_path / "two.onnx", **{k: v.numpy() for k, v in inputs.items()})
     expected = model(**inputs)
     torch.testing.assert_close(logits, expected["logits"].detach())
-    torch.testing.assert_close(total, expected["sum"].detach())
+    torch.testing.assert_close(total, expected["left"].detach())
 
 
 def test_a_fixed_batch_stays_fixed(tmp_path):
@@ -188,6 +191,93 @@ def test_inputs_that_are_returned_and_answers_of_other_kinds(tmp_path, kind):
     to_onnx(Odd(), tmp_path / "odd.onnx", given)  # which compares
     names = [node.name for node in onnxruntime.InferenceSession(tmp_path / "odd.onnx").get_inputs()]
     assert [name[0] for name in names] == (["x", "y"] if kind is dict else ["y", "x"])
+    found = [node.name for node in onnx.load(tmp_path / "odd.onnx").graph.output]
+    assert found == [f"output_{i}" for i in range(5)]
+
+
+class Encoder(nn.Module):
+    """Tokens and a mask go in, an answer with names comes out, as from a model of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.body = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    def forward(self, input_ids, attention_mask):
+        mask = attention_mask[..., None].to(torch.float32)
+        hidden = self.body(self.embedding(input_ids)) * mask
+        return {"logits": hidden.sum(1) / mask.sum(1), "states": (hidden, [hidden[:, 0]])}
+
+
+def tokens(rows, length):
+    mask = torch.ones(rows, length, dtype=torch.long)
+    mask[0, length // 2 + 1 :] = 0
+    return {"input_ids": torch.randint(20, (rows, length)), "attention_mask": mask}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("onnx") / "encoder.onnx"
+    torch.manual_seed(0)
+    wide = fissile.expand(Encoder(), 2, where="body").eval()
+    to_onnx(wide, path, tokens(1, 1))
+    return wide, path
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 2), (1, 7), (3, 12)])
+def test_tokens_of_any_length_in_batches_of_any_size(encoder, rows, length):
+    wide, path = encoder
+    given = tokens(rows, length)
+    found = answers(path, **{name: one.numpy() for name, one in given.items()})
+    torch.testing.assert_close(found[0], wide(**given)["logits"].detach())
+
+
+def test_inputs_outputs_and_sizes_have_names_and_the_opset_is_stated(encoder):
+    session = onnxruntime.InferenceSession(encoder[1])
+    both = ["batch", "sequence"]
+    shapes = {one.name: one.shape for one in session.get_inputs()}
+    assert shapes == {"input_ids": both, "attention_mask": both}
+    shapes = {one.name: one.shape for one in session.get_outputs()}
+    assert shapes == {"logits": ["batch", 3], "states_0": [*both, 3], "states_1_0": ["batch", 3]}
+    [opset] = onnx.load(encoder[1]).opset_import
+    assert f"opset {opset.version} " in to_onnx.__doc__
+
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 4), nn.Linear(4, 2)
+
+    def forward(self, question, answer):
+        return self.head(self.table(question).mean(1) + self.table(answer).mean(1))
+
+
+def test_two_sequences_have_a_length_each(tmp_path):
+    question, answer = torch.randint(20, (2, 5)), torch.randint(20, (2, 3))
+    to_onnx(Pairs(), tmp_path / "pairs.onnx", (question, answer))
+    session = onnxruntime.InferenceSession(tmp_path / "pairs.onnx")
+    shapes = {one.name: one.shape for one in session.get_inputs()}
+    assert shapes == {"question": ["batch", "sequence"], "answer": ["batch", "sequence_2"]}
+
+
+class Columns(nn.Module):
+    """Whole numbers in two dimensions that are no sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 4), nn.Linear(12, 2)
+
+    def forward(self, kinds):
+        return self.head(self.table(kinds).flatten(1))
+
+
+def test_columns_that_are_no_sequence_stay_fixed_when_asked(tmp_path):
+    kinds = torch.randint(20, (2, 3))
+    with pytest.raises(fissile.FissileError, match="dynamic_sequence=False"):
+        to_onnx(Columns(), tmp_path / "columns.onnx", kinds)
+    to_onnx(Columns(), tmp_path / "columns.onnx", kinds, dynamic_sequence=False)
+    [kinds] = onnxruntime.InferenceSession(tmp_path / "columns.onnx").get_inputs()
+    assert kinds.shape == ["batch", 3]
 
 
 class Scaled(nn.Module):

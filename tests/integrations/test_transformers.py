@@ -1,5 +1,6 @@
 import copy
 import json
+import pickle
 import shutil
 
 import pytest
@@ -19,6 +20,10 @@ from transformers import (
     BartConfig,
     BartForCausalLM,
     BertModel,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
@@ -164,8 +169,65 @@ def test_written_out_it_needs_no_fissile(wide, folder, tmp_path, monkeypatch):
     back = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")
     assert not hasattr(back.config, "quantization_config")
     assert torch.equal(logits(back), logits(plain))
-    with pytest.raises(RuntimeError, match=r"size mismatch|mismatched"):
-        AutoModelForSequenceClassification.from_pretrained(folder)
+    assert torch.equal(logits(copy.deepcopy(plain)), logits(plain))
+    pickled = pickle.loads(pickle.dumps(plain))
+    assert torch.equal(logits(pickled), logits(plain))
+
+
+@pytest.mark.parametrize("made", ["expanded", "copied", "loaded", "masked"])
+def test_without_fissile_a_folder_says_what_it_takes(made, wide, folder, tmp_path, monkeypatch):
+    model = wide
+    if made != "expanded":
+        model = copy.deepcopy(wide) if made == "copied" else fissile.to_masked(wide)
+        if made == "loaded":
+            model = AutoModelForSequenceClassification.from_pretrained(folder)
+            assert not hasattr(model.config, "transformers_weights")
+    model.save_pretrained(tmp_path / "again")
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path / "again")
+    assert torch.equal(logits(back), logits(wide))
+    monkeypatch.delitem(AUTO_QUANTIZATION_CONFIG_MAPPING, "fissile")
+    for options in ({}, {"ignore_mismatched_sizes": True}):
+        for kind in (AutoModelForSequenceClassification, type(wide), AutoModel):
+            with pytest.raises(ValueError, match=r"fissile\.integrations\.transformers` before"):
+                kind.from_pretrained(tmp_path / "again", **options)
+
+
+def distilbert():
+    sizes = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
+    return DistilBertForSequenceClassification(DistilBertConfig(vocab_size=WORDS, **sizes))
+
+
+def roberta():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = RobertaConfig(vocab_size=WORDS, intermediate_size=24, **sizes)
+    return RobertaForSequenceClassification(config)
+
+
+@pytest.mark.parametrize("make", [distilbert, roberta])
+def test_plain_layers_that_no_config_describes_are_not_saved(make, tmp_path, monkeypatch):
+    dense = seeded(make)
+    wide = fissile.expand(dense, 2)  # the head widens too
+    plain = fissile.to_dense(wide)
+    message = r"is \(48, 16\), and \(24, 16\) in a model made from the config.*with where="
+    for one in (plain, copy.deepcopy(plain)):
+        with pytest.raises(fissile.FissileError, match=message):
+            one.save_pretrained(tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()
+    wide.save_pretrained(tmp_path / "wide")  # as the message advises
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path / "wide")
+    assert torch.equal(logits(back), logits(wide))
+    plain = fissile.to_dense(fissile.expand(dense, 2, where="*.layer.*"))
+    plain.save_pretrained(tmp_path / "plain")
+    monkeypatch.delitem(AUTO_QUANTIZATION_CONFIG_MAPPING, "fissile")
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")
+    assert torch.equal(logits(back), logits(plain))
+
+
+def test_what_was_written_out_may_be_expanded_and_saved_again(wide, tmp_path):
+    again = fissile.expand(fissile.to_dense(wide), 2)
+    again.save_pretrained(tmp_path)
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(logits(back), logits(again))
 
 
 def test_a_quantised_model_keeps_its_own_config(wide):

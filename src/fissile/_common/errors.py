@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import operator
-from pathlib import Path
+import sys
 from typing import SupportsIndex
 
 import torch
@@ -45,16 +45,11 @@ def whole(name: str, value: SupportsIndex, *, least: int) -> int:
 
 
 def needs(module: str, extra: str) -> None:
-    """Raise an error that says how to install an extra, where its package is missing.
-
-    >>> needs("torch", "lab")
-
-    In a clone, pip installs from there: no index may have the package.
-    """
+    """Say how to install an optional package, from wherever fissile came, where it is missing."""
     if importlib.util.find_spec(module) is None:
-        clone = Path(__file__).resolve().parents[3]
-        where = f"-e '{clone}" if (clone / "pyproject.toml").exists() else "'fissile"
-        raise FissileError(f"this needs {module}: pip install {where}[{extra}]'")
+        # pip finds what is installed without an index, be it a clone or a wheel.
+        command = f"{sys.executable} -m pip install 'fissile[{extra}]'"
+        raise FissileError(f"this needs {module}: {command}")
 
 
 def check_device(device: torch.device | str) -> torch.device:

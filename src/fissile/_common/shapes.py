@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -21,4 +21,21 @@ else:
 
         Bool = Float = Int = _Unchecked
 
-__all__ = ["Bool", "Float", "Int"]
+__all__ = ["Bool", "Float", "Int", "brief"]
+
+
+def brief(thing: Any) -> str:
+    """Return a dataclass as one line: arrays by their type and shape, long lists by their length.
+
+    >>> brief(Samples(x=torch.zeros(9, 2), y=torch.zeros(9), bits=torch.ones(9, 2).bool()))
+    'Samples(x=float32[9, 2], y=float32[9], bits=bool[9, 2])'
+    """
+    shown = []
+    for name, value in vars(thing).items():
+        text = repr(value)
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        elif len(text) > 60 and isinstance(value, list | tuple):
+            text = f"<{len(value)} of {type(value[0]).__name__}>"
+        shown.append(f"{name}={text}")
+    return f"{type(thing).__name__}({', '.join(shown)})"

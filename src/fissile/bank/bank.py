@@ -16,7 +16,7 @@ from torch.optim import Adam
 
 from fissile._common.errors import FissileError, check_device, needs, whole
 from fissile._common.progress import ProgressBar
-from fissile._common.shapes import Float, Int
+from fissile._common.shapes import Float, Int, brief
 from fissile.bank import engines
 from fissile.bank.spec import Arm, Dense, Dynamic, Spec
 from fissile.bank.stack import (
@@ -60,6 +60,8 @@ class Group:
     nonzeros: list[Int[Tensor, " networks"]]
     specs: list[Spec]
     first: int = 0  # which layer the paper calls W1: not an embedding in front
+
+    __repr__ = brief
 
     @property
     def w1(self) -> Float[Tensor, "networks outputs inputs"]:

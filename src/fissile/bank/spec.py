@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fissile._common.errors import FissileError, whole
+from fissile._common.shapes import brief
 from fissile.bank.loop import Recipe
 from fissile.expansion.split import Random, Split
 
@@ -37,6 +38,8 @@ class Data:
     y: Tensor
     x_test: Array
     y_test: Tensor
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         for name in ("x", "x_test"):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fissile._common.errors import FissileError, whole
-from fissile._common.shapes import Bool, Float, Int
+from fissile._common.shapes import Bool, Float, Int, brief
 
 Negatives = Literal["literal", "clause", "flip"]
 Others = Literal["matched", "arbitrary"]
@@ -76,6 +76,8 @@ class Samples:
     x: Float[Tensor, "samples literals"]
     y: Int[Tensor, " samples"]
     bits: Bool[Tensor, "samples literals"]
+
+    __repr__ = brief
 
     def __len__(self) -> int:
         return len(self.y)

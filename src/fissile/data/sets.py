@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FissileError, whole
+from fissile._common.shapes import brief
 
 #: How features may be scaled; see :meth:`Labelled.scaled`.
 Scaling = Literal["raw", "unit", "length-10", "standard"]
@@ -47,6 +48,8 @@ class Labelled:
     y_test: NDArray[np.int64]
     names: tuple[str, ...] = ()
     encoder: str = ""
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(self.names))

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError
+from fissile._common.shapes import brief
 from fissile.data.disk import reading
 
 _MOST = 2**28  # bytes of a file; the real ones have a few million
@@ -37,6 +38,8 @@ class Texts:
     test: list[str]
     y_test: NDArray[np.int64]
     names: tuple[str, ...]
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         for texts, labels in (("train", "y"), ("test", "y_test")):

@@ -37,6 +37,13 @@ from fissile.discovery.trace import Survey
 from fissile.discovery.tryout import try_out
 from fissile.layers.mlp import MLP, PLAIN_PARTS, Link, chain
 
+#: Why a layer that is itself the model cannot be split.
+_ALONE = (
+    "it is the whole model, and no layer reads its neurons; give a model that holds two layers, "
+    "such as nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 1))"
+)
+
+
 _DIFFERENT = "it is wired differently in training and in evaluation"
 _UNSEEN = "nothing that could be traced calls it"
 _MODULE = set(vars(nn.Module()))
@@ -109,6 +116,10 @@ class Discovery:
     def __iter__(self) -> Iterator[Place]:
         """Go through the places."""
         return iter(self.places)
+
+    def __repr__(self) -> str:
+        """Show the counts; printed, it is the whole table."""
+        return f"Discovery(places: {len(self.places)}, refusals: {len(self.refusals)})"
 
     def __str__(self) -> str:
         """Show a table: what can be split, then what cannot and why."""
@@ -256,8 +267,8 @@ def _survey_both(model: nn.Module, trouble: dict[str, str]) -> Survey:
             "copy.deepcopy does not copy"
         ) from error
     training, seen = Survey(model, trouble), Survey(model, trouble)
-    training.visit(hollow.train(), "", "it is all there is", None)
-    seen.visit(hollow.eval(), "", "it is all there is", None)
+    training.visit(hollow.train(), "", _ALONE, None)
+    seen.visit(hollow.eval(), "", _ALONE, None)
     seen.reads |= training.reads
     seen.calls |= training.calls
     seen.untraced = list(dict.fromkeys([*seen.untraced, *training.untraced]))

@@ -18,7 +18,8 @@ from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
 from fissile.layers import SparseLayer
 
-#: What is counted: the weights, as the paper does, or everything that learns.
+#: What is counted: the weights, as the paper does, or everything that learns, which grows with the
+#: number of neurons: each child has a bias, and norm parameters of its own.
 Budget = Literal["weights", "all"]
 
 
@@ -93,6 +94,10 @@ class NonZeros:
     """
 
     counts: tuple[Count, ...]
+
+    def __repr__(self) -> str:
+        """Show the totals; ``counts`` has every layer."""
+        return f"NonZeros(weights={self.weights}, all={self.all})"
 
     def of(self, kind: str) -> int:
         """Count one kind: ``"weight"``, ``"bias"``, ``"norm"`` or ``"other"``."""

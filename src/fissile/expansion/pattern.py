@@ -53,6 +53,15 @@ class Pattern:
         """Return the first layer's pattern as a mask, whatever it is kept as."""
         return owner_mask(self.owner, self.alpha) if self.first is None else self.first
 
+    def idle(self, parts: int = 1) -> Bool[Tensor, "*batch children"]:
+        """Mark the children that no input reaches, through any of their ``parts`` rows."""
+        if self.first is None:
+            slots = self.owner.new_zeros((*self.owner.shape[:-1], self.alpha + 1), dtype=torch.bool)
+            reached = slots.scatter(-1, self.owner - REMOVED, True)[..., 1:].flatten(-2)
+        else:
+            reached = self.first.any(-1)
+        return torch.logical_not(reached.unflatten(-1, (parts, -1)).any(-2))
+
     def parts(self, count: int) -> list[Pattern]:
         """Return a pattern for each of ``count`` first layers that lie below each other."""
         owners = self.owner.chunk(count, -2)

@@ -123,7 +123,7 @@ def note(model: nn.Module) -> None:
     It sits where a quantizer's settings would; the entry of a real quantizer is left alone. The
     config of a model without expanded layers loses the recipe of an earlier call.
     """
-    config = _config_of(model)
+    config = config_of(model)
     if config is None or not hasattr(model, "save_pretrained"):
         return
     entry = getattr(config, "quantization_config", None)
@@ -359,7 +359,7 @@ _CONFIG_KEYS = (
 )  # fmt: skip
 
 
-def _config_of(model: nn.Module) -> Any:
+def config_of(model: nn.Module) -> Any:
     """Return a model's config, if it has one that is an object with attributes; else None."""
     config = getattr(model, "config", None)
     return None if isinstance(config, nn.Module | Mapping) else config
@@ -373,7 +373,7 @@ def widen_config(model: nn.Module, widths: set[int], alpha: int) -> None:
     config alone. Copies of it that parts of the model hold are changed alike, and so is what a
     model around this one sees, if it shares the config.
     """
-    config = _config_of(model)
+    config = config_of(model)
     if config is None or alpha == 1:
         return
     found = {key: width for key in _CONFIG_KEYS if (width := _config_width(config, key)) in widths}
@@ -381,7 +381,7 @@ def widen_config(model: nn.Module, widths: set[int], alpha: int) -> None:
     for count in range(1, len(found) + 1):
         for keys in combinations(found, count):
             wide = {key: found[key] * alpha for key in keys}
-            if _shapes_with(model, config, wide) == shapes:
+            if shapes_with(model, config, wide) == shapes:
                 for held in (config, *_configs_inside(model, config)):
                     with suppress(Exception):  # foreign code: what will not change stays
                         for key in keys:
@@ -394,7 +394,7 @@ def _configs_inside(model: nn.Module, config: Any) -> list[Any]:
     """Return the copies of a config that expanded parts of a model hold."""
     held: dict[int, tuple[Any, nn.Module]] = {}
     for part in model.modules():
-        own = _config_of(part)
+        own = config_of(part)
         if own is not config and type(own) is type(config):
             held.setdefault(id(own), (own, part))  # the outermost part comes first
     return [
@@ -422,7 +422,7 @@ def _config_width(config: Any, key: str) -> int | None:
     return width if type(width) is int else None
 
 
-def _shapes_with(
+def shapes_with(
     model: nn.Module, config: Any, wide: dict[str, int]
 ) -> dict[str, tuple[int, ...]] | None:
     """Build the architecture from a changed config, without tensors; None if that fails."""

@@ -35,6 +35,7 @@ def summary(
     layers.0  32 → 8  32 → 8×2 = 16  256 → 248  8 → 16
     layers.2  8 → 1   16 → 1            8 → 16       1
     264 → 264 non-zero weights, 273 → 281 non-zero parameters in all
+    (biases and norms come with the neurons; budget="all" counts them)
 
     Args:
         model: a model, or what it was before expansion.
@@ -69,7 +70,10 @@ def _both(before: nn.Module, after: nn.Module) -> list[str]:
         lines.append(f"and {rest} layers that are as they were")
     weights = " → ".join(f"{count.weights:,}" for count in counts)
     everything = " → ".join(f"{count.all:,}" for count in counts)
-    return [*lines, f"{weights} non-zero weights, {everything} non-zero parameters in all"]
+    lines.append(f"{weights} non-zero weights, {everything} non-zero parameters in all")
+    if counts[0].weights == counts[1].weights and counts[0].all < counts[1].all:
+        lines.append('(biases and norms come with the neurons; budget="all" counts them)')
+    return lines
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

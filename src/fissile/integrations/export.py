@@ -40,21 +40,27 @@ def to_onnx(
     example_inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
     *,
     dynamic_batch: bool = True,
+    dynamic_sequence: bool = True,
     check: bool = True,
 ) -> None:
-    """Write a model to an ONNX file that gives the same answers in onnxruntime.
+    """Write a model to an ONNX file of opset 20 that gives the same answers in onnxruntime.
 
     >>> to_onnx(expand(MLP([32, 8, 1]), 2), "wide.onnx", torch.rand(4, 32))
+    >>> to_onnx(wide_bert, "bert.onnx", {"input_ids": ids, "attention_mask": mask})
 
     Args:
         model: expanded or not; it is exported in evaluation mode and left untouched.
         path: the file. Weights of more than a GiB go into a second file beside it.
         example_inputs: what ``forward`` takes: a tensor, several, or keyword arguments. The file's
-            inputs come in the same order; one that is also returned is renamed by torch.
+            inputs come in the same order under ``forward``'s names; one that is also returned is
+            renamed by torch. Outputs are named as the model's answer names them (``"logits"``),
+            else ``"output"``, or ``"output_0"``, ``"output_1"``, ... of several.
         dynamic_batch: let the first dimension of every input, which must be the same, have any
             size.
-        check: run the file in onnxruntime, on the example and on twice as many rows if the batch
-            is free, and raise an error instead of leaving a file that differs from PyTorch.
+        dynamic_sequence: let tokens and their masks, inputs of whole numbers with two dimensions,
+            have any length.
+        check: run the file in onnxruntime, on the example and on other sizes where those are free,
+            and raise an error instead of leaving a file that differs from PyTorch.
     """
     for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
         needs(package, "onnx")
@@ -64,17 +70,15 @@ def to_onnx(
     _check_dtypes(model)
     target = _target(path)
     plain = to_dense(model).eval()
-    _try(plain, inputs)
-    twice = tree_map(lambda x: torch.cat([x, x]), inputs) if dynamic_batch else inputs
-    # torch.export takes a batch of one for a constant.
-    single = dynamic_batch and len(tree_leaves(inputs)[0]) == 1
-    program = _exported(plain, twice if single else inputs, dynamic_batch)
+    names = _names(_try(plain, inputs))
+    free = _free(tree_leaves(inputs), dynamic_batch, dynamic_sequence)
+    program = _exported(plain, _resized(inputs, free, all_sizes=False), free, names)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         draft = Path(folder) / target.name
         size = sum(p.numel() * p.element_size() for p in plain.parameters())
         program.save(draft, external_data=size > _SINGLE_FILE)
         if check:
-            for tried in (inputs, twice) if dynamic_batch else (inputs,):
+            for tried in (inputs, _resized(inputs, free, all_sizes=True)):
                 _compare(model, draft, tried)
         move_finished(Path(folder), target.parent, last=target.name)
 
@@ -110,12 +114,26 @@ def _target(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _try(plain: nn.Module, inputs: Inputs) -> None:
+#: The dimensions of an input that may have any size, by their names in the file.
+Free = dict[int, str]
+
+
+def _free(tensors: Sequence[Tensor], batch: bool, sequence: bool) -> list[Free]:
+    free: list[Free] = [{0: "batch"} if batch else {} for _ in tensors]
+    names: dict[int, str] = {}  # inputs of one length are of one sequence
+    for x, dims in zip(tensors, free, strict=True):
+        if sequence and x.ndim == 2 and not x.is_floating_point():
+            other = f"sequence_{len(names) + 1}" if names else "sequence"
+            dims[1] = names.setdefault(x.shape[1], other)
+    return free
+
+
+def _try(plain: nn.Module, inputs: Inputs) -> Any:
     """Call the model once: its own error is shorter than the exporter's."""
     args, kwargs = inputs
     try:
         with torch.no_grad():
-            plain(*args, **kwargs)
+            return plain(*args, **kwargs)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise FissileError(f"the model does not take these example_inputs: {reason}") from error
@@ -130,10 +148,37 @@ def _check_dtypes(model: nn.Module) -> None:
             )
 
 
-def _exported(plain: nn.Module, inputs: Inputs, dynamic_batch: bool) -> Any:
+def _names(answer: Any, name: str = "") -> list[str]:
+    """Name the tensors of an answer after the keys and places where they are."""
+    if isinstance(answer, Tensor):
+        return [name or "output"]
+    if isinstance(answer, Mapping):
+        parts = {f"{name}_{key}" if name else str(key): part for key, part in answer.items()}
+    else:
+        inside = answer if isinstance(answer, tuple | list) else tree_leaves(answer)
+        parts = {f"{name or 'output'}_{i}": part for i, part in enumerate(inside)}
+    return [one for key, part in parts.items() if part is not answer for one in _names(part, key)]
+
+
+def _resized(inputs: Inputs, free: Sequence[Free], *, all_sizes: bool) -> Inputs:
+    """Change all free sizes, or those of one, which torch.export would take for constants."""
+    left = iter(free)
+
+    def resized(x: Tensor) -> Tensor:
+        for dim in next(left):
+            if all_sizes and x.shape[dim] > 2:  # not longer: there may be a longest sequence
+                x = x.narrow(dim, 0, x.shape[dim] - 1)
+            elif all_sizes or x.shape[dim] == 1:
+                x = torch.cat([x, x.narrow(dim, 0, 1)], dim)
+        return x
+
+    return tree_map(resized, inputs)  # type: ignore[no-any-return]
+
+
+def _exported(plain: nn.Module, inputs: Inputs, free: Any, names: Sequence[str]) -> Any:
     args, kwargs = inputs
-    free = {0: torch.export.Dim.DYNAMIC}
-    shapes: Any = dict.fromkeys(kwargs, free) if kwargs else tuple(free for _ in args)
+    leaves = [dict.fromkeys(dims, torch.export.Dim.DYNAMIC) or None for dims in free]
+    shapes: Any = dict(zip(kwargs, leaves, strict=True)) if kwargs else tuple(leaves)
     try:
         with torch.no_grad(), _quiet():
             program = torch.onnx.export(
@@ -141,7 +186,8 @@ def _exported(plain: nn.Module, inputs: Inputs, dynamic_batch: bool) -> Any:
                 args,
                 kwargs=kwargs,
                 dynamo=True,
-                dynamic_shapes=shapes if dynamic_batch else None,
+                dynamic_shapes=shapes if any(free) else None,
+                opset_version=20,
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
@@ -149,13 +195,23 @@ def _exported(plain: nn.Module, inputs: Inputs, dynamic_batch: bool) -> Any:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         reason = str(cause).strip().partition("\n")[0]
-        advice = " (try dynamic_batch=False)" if dynamic_batch else ""
+        advice = " (try dynamic_batch=False or dynamic_sequence=False)" if any(free) else ""
         raise FissileError(f"torch.onnx cannot export this model{advice}: {reason}") from error
     assert program is not None
+    program.rename_axes(_rename(program.model.graph, free, names))
     for node in program.model.graph.all_nodes():
         # It names files and folders of this machine, which are nobody's business elsewhere.
         node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
     return program
+
+
+def _rename(graph: Any, free: Sequence[Free], names: Sequence[str]) -> dict[Any, str]:
+    """Name the outputs, and return the names of the free sizes."""
+    given = {node.name for node in graph.inputs}
+    for node, name in zip(graph.outputs, names, strict=True):
+        node.name = f"{name}_output" if name in given else name
+    nodes = zip(graph.inputs, free, strict=True)
+    return {node.shape[dim]: name for node, dims in nodes for dim, name in dims.items()}
 
 
 @contextmanager

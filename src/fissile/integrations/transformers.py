@@ -5,7 +5,8 @@
 
 The recipe sits in ``config.json`` where a quantizer's settings would, because transformers lets a
 registered quantizer replace the layers of an empty model before its weights are loaded. Nothing is
-quantised. For people without fissile save ``fissile.to_dense(wide)``.
+quantised. Where this module is not imported, ``from_pretrained`` fails and says so. For people
+without fissile save ``fissile.to_dense(wide)``; it refuses where no config can say how wide it is.
 
 A model made anew from an expanded one's config is dense and as wide as the children:
 ``del model.config.quantization_config`` before saving it.
@@ -24,7 +25,8 @@ from torch.utils.hooks import RemovableHandle
 from fissile._common.errors import FileError, FissileError, needs
 from fissile.discovery.module_checks import is_layer
 from fissile.expansion.optimizer import check_optimizer
-from fissile.expansion.structure import METHOD, note, rebuild, renamed
+from fissile.expansion.saving import make_savable
+from fissile.expansion.structure import METHOD, rebuild, renamed
 from fissile.integrations.scheduled_expansion import ScheduledExpansion, check_places, describe
 from fissile.io.safetensors import check_patterns, check_tensors, naming
 from fissile.layers import SparseLayer
@@ -210,6 +212,11 @@ class ExpandedLoader(HfQuantizer):
         """Tell transformers that what was loaded can be trained."""
         return True
 
+    def update_attn_implementation(self, config: Any) -> Any:
+        """Take out what stops ``from_pretrained`` where fissile is missing; this comes first."""
+        vars(config).pop("transformers_weights", None)
+        return config
+
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, checkpoint_files: Sequence[str] | None = None, **_: Any
     ) -> None:
@@ -228,7 +235,7 @@ class ExpandedLoader(HfQuantizer):
             _align(parameter)
         # From here on it trains, casts and saves like any other model, without this class.
         self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
-        note(model)
+        make_savable(model)
 
     def _check(self, model: PreTrainedModel) -> None:
         """Check what transformers takes on trust where layers were replaced."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -57,30 +58,12 @@ class SparseConv2d(SparseLayer):
         """How many channels come out."""
         return self.out_channels
 
-    @property
-    def stride(self) -> tuple[int, ...]:
-        """How far the filters step, as code around an ``nn.Conv2d`` may ask."""
-        return self.geometry.stride
-
-    @property
-    def padding(self) -> tuple[int, ...] | str:
-        """How far the image is padded."""
-        return self.geometry.padding
-
-    @property
-    def dilation(self) -> tuple[int, ...]:
-        """How far the points of a filter lie apart."""
-        return self.geometry.dilation
-
-    @property
-    def groups(self) -> int:
-        """One: grouped convolutions are not expanded."""
-        return 1
-
-    @property
-    def padding_mode(self) -> str:
-        """What the image is padded with."""
-        return self.geometry.padding_mode
+    # What code around an nn.Conv2d may ask; grouped convolutions are not expanded.
+    stride = property(attrgetter("geometry.stride"))
+    padding = property(attrgetter("geometry.padding"))
+    dilation = property(attrgetter("geometry.dilation"))
+    padding_mode = property(attrgetter("geometry.padding_mode"))
+    groups = property(lambda self: 1)
 
     def forward(
         self, x: Float[Tensor, "*batch inputs height width"]

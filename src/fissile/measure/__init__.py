@@ -3,6 +3,8 @@
 >>> import torch
 >>> float(total_capacity(torch.eye(4)))
 4.0
+
+Weights may be a tensor, an array, a layer, or a model with ``place=``, the name of a layer in it.
 """
 
 from __future__ import annotations
@@ -30,21 +32,7 @@ from fissile.measure.scores import (
 )
 
 __all__ = [
-    "Recovery",
-    "Rows",
-    "accuracy_per_parameter",
-    "adjusted_rand",
-    "capacity",
-    "coded_clauses",
-    "codes",
-    "collisions",
-    "cosine",
-    "edge_usage",
-    "features",
-    "gram",
-    "gram_clusters",
-    "pairwise_agreement",
-    "recovery",
-    "relative_improvement",
-    "total_capacity",
-]
+    "Recovery", "Rows", "accuracy_per_parameter", "adjusted_rand", "capacity", "coded_clauses",
+    "codes", "collisions", "cosine", "edge_usage", "features", "gram", "gram_clusters",
+    "pairwise_agreement", "recovery", "relative_improvement", "total_capacity",
+]  # fmt: skip

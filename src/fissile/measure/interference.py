@@ -7,8 +7,10 @@ from torch import Tensor
 
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
+from fissile.measure.weights import on_weights
 
 
+@on_weights
 def gram(weight: Float[Tensor, "*batch neurons inputs"]) -> Float[Tensor, "*batch inputs inputs"]:
     """The Gram matrix WᵀW: how much each two inputs share neurons.
 
@@ -18,6 +20,7 @@ def gram(weight: Float[Tensor, "*batch neurons inputs"]) -> Float[Tensor, "*batc
     return weight.mT @ weight
 
 
+@on_weights
 def features(
     weight: Float[Tensor, "*batch neurons inputs"], groups: Int[Tensor, " inputs"]
 ) -> Float[Tensor, "*batch neurons features"]:
@@ -26,9 +29,10 @@ def features(
     >>> features(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([0, 0, 1])).tolist()
     [[3.0, 3.0]]
     """
-    return weight @ membership(groups, weight.shape[-1]).to(weight)
+    return weight @ membership(groups, weight).to(weight)
 
 
+@on_weights
 def capacity(
     weight: Float[Tensor, "*batch neurons inputs"], groups: Int[Tensor, " inputs"] | None = None
 ) -> Float[Tensor, "*batch features"]:
@@ -47,6 +51,7 @@ def capacity(
     return overlap.diagonal(dim1=-2, dim2=-1) / torch.where(shared > 0, shared, 1)
 
 
+@on_weights
 def total_capacity(
     weight: Float[Tensor, "*batch neurons inputs"], groups: Int[Tensor, " inputs"] | None = None
 ) -> Float[Tensor, "*batch"]:
@@ -58,6 +63,7 @@ def total_capacity(
     return capacity(weight, groups).sum(-1)
 
 
+@on_weights
 def cosine(
     weight: Float[Tensor, "*batch neurons inputs"], *, absolute: bool = False
 ) -> Float[Tensor, "*batch"]:
@@ -83,16 +89,18 @@ def cosine(
     return (2 * total / (directed * (directed - 1)).clamp(min=1)).to(dtype)
 
 
-def membership(groups: Int[Tensor, " inputs"], inputs: int) -> Bool[Tensor, "inputs groups"]:
+def membership(groups: Int[Tensor, " inputs"], weight: Tensor) -> Bool[Tensor, "inputs groups"]:
     """Which input belongs to which group, once the ids are known to be sound.
 
-    >>> membership(torch.tensor([0, 0, 1]), 3).int().tolist()
+    >>> membership(torch.tensor([0, 0, 1]), torch.ones(2, 3)).int().tolist()
     [[1, 0], [1, 0], [0, 1]]
     """
+    neurons, inputs = weight.shape[-2:]
     if groups.shape != (inputs,):
+        turned = groups.shape == (neurons,)
+        advice = "it looks transposed: give weight.T" if turned else "give one group id per input"
         raise FissileError(
-            f"groups has shape {list(groups.shape)} but the weight has {inputs} inputs; "
-            "give one group id per input."
+            f"groups has shape {list(groups.shape)} but the weight has {inputs} inputs; {advice}."
         )
     if groups.is_floating_point() or groups.dtype == torch.bool:
         raise FissileError(f"groups has dtype {groups.dtype}; group ids must be integers.")
@@ -106,6 +114,7 @@ def membership(groups: Int[Tensor, " inputs"], inputs: int) -> Bool[Tensor, "inp
     return members
 
 
+@on_weights
 def edge_usage(
     weight: Float[Tensor, "*batch neurons inputs"],
     bias: Float[Tensor, "*batch neurons"],
@@ -135,6 +144,7 @@ def edge_usage(
     return share * (weight > 0)[..., None, :, :]
 
 
+@on_weights
 def collisions(
     weight: Float[Tensor, "*batch neurons inputs"],
     bias: Float[Tensor, "*batch neurons"],
@@ -161,6 +171,7 @@ def collisions(
     return shared.to(weight.dtype) / used.clamp(min=1)
 
 
+@on_weights
 def codes(
     weight: Float[Tensor, "*batch neurons inputs"],
     bias: Float[Tensor, "*batch neurons"],
@@ -181,12 +192,13 @@ def codes(
             f"bias {list(bias.shape)} and out {list(out.shape)} must hold one number per neuron: "
             f"{list(weight.shape[:-1])}."
         )
-    members = membership(groups, weight.shape[-1])
+    members = membership(groups, weight)
     lacking = (weight <= 0).to(weight) @ members.to(weight)  # [*batch neurons clauses]
     gate = (bias < 0) & (out > 0)
     return ((lacking == 0) & gate[..., None]).mT
 
 
+@on_weights
 def coded_clauses(
     weight: Float[Tensor, "*batch neurons inputs"],
     bias: Float[Tensor, "*batch neurons"],

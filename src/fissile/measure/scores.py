@@ -13,6 +13,7 @@ from fissile._common.random import Draw
 from fissile._common.shapes import Float, Int
 from fissile.expansion.split import gram_points, kmeans
 from fissile.measure.interference import membership
+from fissile.measure.weights import on_weights
 
 #: What is clustered: the rows of the Gram matrix, the same at unit length, or the rows of the
 #: matrix of absolute cosines between the inputs' weights.
@@ -62,6 +63,7 @@ def adjusted_rand(
     return torch.where(labels_only + truth_only == 0, 1.0, above / below.clamp(min=1))
 
 
+@on_weights
 def gram_clusters(
     weight: Float[Tensor, "*batch neurons inputs"],
     clusters: int,
@@ -100,6 +102,7 @@ def _points(
     return normalize(points, dim=-1) if rows == "unit" else points
 
 
+@on_weights
 def recovery(
     weight: Float[Tensor, "*batch neurons inputs"],
     groups: Int[Tensor, " inputs"],
@@ -117,7 +120,7 @@ def recovery(
 
     ``rows`` says what is clustered: see :func:`gram_clusters`.
     """
-    clusters = membership(groups, weight.shape[-1]).shape[-1]
+    clusters = membership(groups, weight).shape[-1]
     labels = gram_clusters(weight, clusters, draw, rows=rows)
     return Recovery(pairwise_agreement(labels, groups), adjusted_rand(labels, groups))
 
@@ -126,6 +129,7 @@ def _pairs(
     labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]
 ) -> list[Tensor]:
     """Count the pairs of inputs that both, only labels, only truth, or neither put together."""
+    labels, truth = torch.as_tensor(labels), torch.as_tensor(truth)
     inputs = labels.shape[-1]
     if truth.shape[-1] != inputs:
         raise FissileError(

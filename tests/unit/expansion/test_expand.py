@@ -16,6 +16,7 @@ from fissile import MLP, FissileError, Groups, Structured, expand, nonzeros, to_
 from fissile._common.random import drawer
 from fissile.discovery import discover
 from fissile.expansion.expand import choose
+from fissile.expansion.pattern import Pattern
 from fissile.layers import MaskedLinear, PartitionedLinear
 
 
@@ -367,3 +368,60 @@ def test_a_wrong_split_from_outside_is_refused(owner, message):
 
     with pytest.raises(FissileError, match=message):
         expand(MLP([6, 4, 2]), 2, Wrong())
+
+
+class AllToTheFirst(fissile.Split):
+    def deal(self, weight, alpha, draw):
+        return torch.zeros(weight.shape, dtype=torch.long)
+
+
+def test_children_without_input_are_counted_in_a_warning():
+    torch.manual_seed(0)
+    deep = fissile.MLP([64, 6, 6, 6, 10])
+    with pytest.warns(
+        UserWarning, match=r"left for 18 of 24 children of 'layers\.0', 18 of 24"
+    ) as w:
+        fissile.expand(deep, 4, AllToTheFirst())
+    assert len(w) == 1
+    assert w[0].filename == __file__
+    with pytest.warns(
+        UserWarning, match="'layers.4': they are constant; use a smaller alpha, or a"
+    ):
+        fissile.expand(deep, 4, ["random", AllToTheFirst()])
+
+
+def test_children_that_pruning_leaves_without_input_are_counted_too():
+    wide = fissile.MLP([4, 3, 30])
+    with pytest.warns(UserWarning, match="no input is left for") as caught:
+        expanded = fissile.expand(wide, 4, "overlapping")
+    idle = int((~expanded.layers[0].pattern().any(-1)).sum())
+    assert f"for {idle} of 12 children of 'layers.0'" in str(caught[0].message)
+
+
+def test_a_gated_neuron_with_either_input_is_not_idle():
+    owner = torch.tensor([[0, 0], [1, -1], [1, 1], [-1, -1]])  # gates, then ups, of two parents
+    pattern = Pattern(2, owner, torch.ones(1, 4, dtype=torch.bool))
+    assert pattern.idle(2).tolist() == [False, False, True, False]
+    assert pattern.idle().tolist() == [False, True, True, False, True, False, True, True]
+
+
+@pytest.mark.filterwarnings("error")
+def test_where_every_child_has_input_nothing_is_said():
+    fissile.expand(fissile.MLP([64, 6, 10]), 4)
+    stack = torch.tensor([0, 1])  # of single networks of a stack nothing is said either
+    stacked = fissile.MLP([4, 3, 30])
+    for parameter in stacked.parameters():
+        parameter.data = parameter.data.expand(2, *parameter.shape).clone()
+    fissile.expand(stacked, 4, seed=stack)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(8, 4), r"the whole model.*two layers, such as nn\.Sequential\(nn\.Linear"),
+        (nn.ReLU(), "nothing to expand: the model has no linear layer and no convolution"),
+    ],
+)
+def test_a_lone_layer_is_told_what_a_place_takes(model, message):
+    with pytest.raises(fissile.FissileError, match=message):
+        fissile.expand(model, 2)

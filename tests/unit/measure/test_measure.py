@@ -457,7 +457,9 @@ def test_share_must_be_a_fraction():
 
 def test_shapes_are_checked_while_these_tests_run():
     with pytest.raises(TypeCheckError):
-        measure.gram(torch.ones(3))
+        measure.adjusted_rand(torch.ones(3), torch.arange(3))
+    with pytest.raises(TypeCheckError):  # of what reaches a measure of weights, too
+        measure.edge_usage(torch.ones(2, 4), torch.ones(2, 1, 1), *[torch.ones(5, 4) > 0] * 3)
 
 
 def test_wrong_shapes_have_clear_messages_without_a_checker():
@@ -465,7 +467,9 @@ def test_wrong_shapes_have_clear_messages_without_a_checker():
     weight, bias, x = torch.ones(2, 4), torch.ones(2), torch.ones(5, 4)
     on, satisfied = x > 0, torch.ones(5, 2, dtype=torch.bool)
     cases = [
-        (lambda: unhooked.capacity(weight, torch.arange(3)), "4 inputs"),
+        (lambda: unhooked.capacity(weight, torch.arange(3)), "4 inputs; give one group id"),
+        (lambda: unhooked.capacity(weight.T, torch.arange(4)), r"transposed: give weight\.T"),
+        (lambda: unhooked.recovery(weight.T, torch.arange(4), seeded(0)), "looks transposed"),
         (lambda: unhooked.capacity(weight, torch.arange(4.0)), "integers"),
         (lambda: unhooked.codes(weight, bias[:1], bias, torch.arange(4)), "one number per neuron"),
         (lambda: unhooked.collisions(weight, bias[:1], x, on, satisfied), "bias has shape"),
