@@ -176,7 +176,8 @@ def classifier(recipe):
 def outline(text):
     """Return what a classifier's file is made of, without what was learned."""
     header, _ = header_and_tensors(text)
-    metadata = {key: json.loads(value) for key, value in header.pop("__metadata__").items()}
+    metadata = {key: json.loads(value[8:]) for key, value in header.pop("__metadata__").items()}
+    metadata["fissile"].pop("crc32")  # of what was learned
     metadata["fissile.sklearn"]["loss"] = len(metadata["fissile.sklearn"]["loss"])
     return {"tensors": header, "metadata": metadata}
 

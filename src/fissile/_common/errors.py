@@ -21,11 +21,23 @@ class FissileError(ValueError):
 
 
 class FileError(FissileError):
-    """A file is torn, foreign or hostile, or could not be written.
+    r"""A file is torn, foreign or hostile, or could not be written.
 
-    >>> issubclass(FileError, FissileError)
-    True
+    >>> print(FileError("a bell" + chr(7)))  # no text out of a file commands the terminal
+    a bell\x07
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    r"""Return a text as a terminal can show it, with what could be a command written out.
+
+    >>> print(printable("a bell" + chr(7)))
+    a bell\x07
+    """
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def whole(name: str, value: SupportsIndex, *, least: int) -> int:

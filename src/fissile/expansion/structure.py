@@ -298,7 +298,7 @@ def _check_pairs(
 
 def _whole(name: str, entry: Mapping[str, Any], key: str) -> int:
     value = entry.get(key)
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 0 < value < 2**31:
         raise FileError(f"{name!r} has {key}={value!r} in the recipe")
     return value
 

@@ -152,13 +152,12 @@ def test_a_file_of_unknown_length(site, to):
     assert set(seen) == {None}
 
 
-def test_too_many_bytes_are_refused(site, to, monkeypatch):
-    monkeypatch.setattr(module, "_MOST", 1000)
+def test_too_many_bytes_are_refused(site, to):
     with pytest.raises(FileError, match="has 1,048,576 bytes, more than 1,000; refused"):
-        download(site.url, to)
+        download(site.url, to, most=1000)
     site.length = False
     with pytest.raises(FileError, match="sends more than it said"):
-        download(site.url, to)
+        download(site.url, to, most=1000)
     assert not to.exists()
 
 
