@@ -28,16 +28,20 @@ class FileError(FissileError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(printable(message, 4500))
 
 
-def printable(text: str) -> str:
-    r"""Return a text as a terminal can show it, with what could be a command written out.
+def printable(text: str, most: int) -> str:
+    r"""Return a text as a terminal can show it: what could be a command is written out.
 
-    >>> print(printable("a bell" + chr(7)))
+    Of a long text the middle goes: the advice of an error is at its end.
+
+    >>> print(printable("a bell" + chr(7), 300))
     a bell\x07
     """
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    if len(text) > most:
+        text = f"{text[: most - 100]} ... {text[-95:]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def whole(name: str, value: SupportsIndex, *, least: int) -> int:

@@ -27,13 +27,6 @@ def most_unpacked(size: int) -> int:
     return int(min(IN_MEMORY, 2**24 + 100 * size))
 
 
-def _short(text: str, most: int = _SHOWN) -> str:
-    """Return a text from a file as a terminal can show it: short, and without commands."""
-    if len(text) > most:  # the middle goes; the advice is at the end
-        text = f"{text[: most - 100]} ... {text[-95:]}"
-    return printable(text.replace("\n", " "))
-
-
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn every error that a torn, foreign or hostile file causes into one that names it.
@@ -43,19 +36,19 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     Traceback (most recent call last):
     fissile._common.errors.FileError: torn.npz: damaged or not what it claims to be: ...
     """
-    shown = _short(str(path), _PATH)
+    shown = printable(str(path), _PATH)
     try:
         yield
     except FissileError as error:
-        raise FileError(f"{shown}: {_short(str(error))}") from None
+        raise FileError(f"{shown}: {printable(str(error), _SHOWN)}") from None
     except FileNotFoundError as error:
-        missing = _short(str(error.filename or path), _PATH)
+        missing = printable(str(error.filename or path), _PATH)
         raise FileError(f"{missing}: there is no such file; give another") from None
     except OSError as error:
-        why = _short(error.strerror or str(error))
+        why = printable(error.strerror or str(error), _SHOWN)
         raise FileError(f"{shown}: cannot be read: {why}") from None
     except Exception as error:  # parsers of others raise what they like
-        why = _short(str(error).strip().split("\n")[0][:200]) or type(error).__name__
+        why = printable(str(error).strip().split("\n")[0], 200) or type(error).__name__
         raise FileError(
             f"{shown}: damaged or not what it claims to be: {why}; get or make it again"
         ) from None

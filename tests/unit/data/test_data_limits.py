@@ -186,7 +186,7 @@ def test_no_file_speaks_to_the_terminal(tmp_path):
     with pytest.raises(FileError) as caught, reading(f"{tmp_path}/{CLEAR}"):
         raise RuntimeError(CLEAR)
     assert str(caught.value).isprintable()
-    assert printable("dög – “naïve”") == "dög – “naïve”"
+    assert printable("dög – “naïve”", 99) == "dög – “naïve”"
 
 
 @pytest.mark.parametrize("told", [{"encoder": CLEAR}, {"names": ("a", CLEAR, "c")}])
