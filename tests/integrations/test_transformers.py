@@ -164,7 +164,7 @@ def test_written_out_it_needs_no_fissile(wide, folder, tmp_path, monkeypatch):
     back = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")
     assert not hasattr(back.config, "quantization_config")
     assert torch.equal(logits(back), logits(plain))
-    with pytest.raises(RuntimeError, match=r"size mismatch|mismatched"):
+    with pytest.raises(fissile.FileError, match=r"size mismatch|mismatched"):
         AutoModelForSequenceClassification.from_pretrained(folder)
 
 

@@ -27,8 +27,8 @@ class FileError(FissileError):
     a bell\x07
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message, 4500))
+    def __str__(self) -> str:
+        return printable(super().__str__(), 4500)
 
 
 def printable(text: str, most: int) -> str:

@@ -39,13 +39,13 @@ needs("transformers", "transformers")
 needs("accelerate", "transformers")
 
 from transformers import (  # noqa: E402
+    AutoConfig,
     PreTrainedModel,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
-from transformers.models.auto.auto_factory import _BaseAutoModelClass  # noqa: E402
 from transformers.quantizers.auto import (  # noqa: E402
     register_quantization_config,
     register_quantizer,
@@ -327,7 +327,7 @@ def _numbers(model: nn.Module) -> int:
     return sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
 
 
-for _kind in (PreTrainedModel, _BaseAutoModelClass):
+for _kind in (PreTrainedModel, AutoConfig):
     _guard(_kind)
 
 
