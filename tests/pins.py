@@ -163,7 +163,8 @@ def header_and_tensors(text):
 
 
 SAMPLES = numbers(40, 6).numpy()
-LABELS = np.array(["no", "yes", "maybe"])[np.arange(40) % 3]
+LABEL_NUMBERS = np.arange(40) % 3
+LABELS = np.array(["no", "yes", "maybe"])[LABEL_NUMBERS]
 CLASSIFIERS = {"paper": {"hidden": 4, "alpha": 2}, "best": {"nonzeros": 30, "tries": 1}}
 
 

@@ -2,7 +2,7 @@
 
 pyarrow's ``RowGroupMetaData.column()`` would say it too. But it is not told that C++ may raise an
 error there, as it does for a column that says it is encrypted, and Python is aborted: one wrong
-byte is enough (pyarrow 21 to 24; to be reported to Apache Arrow). So that call is never made.
+byte is enough (seen in pyarrow 26.0.1; to be reported to Apache Arrow). So that call is never made.
 """
 
 from __future__ import annotations

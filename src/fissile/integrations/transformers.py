@@ -30,7 +30,7 @@ from fissile._common.errors import FileError, FissileError, needs
 from fissile._common.files import read_bounded
 from fissile.discovery.module_checks import is_layer
 from fissile.expansion.optimizer import check_optimizer
-from fissile.expansion.structure import METHOD, note, rebuild, renamed
+from fissile.expansion.structure import METHOD, VERSION, note, rebuild, renamed
 from fissile.integrations.scheduled_expansion import ScheduledExpansion, check_places, describe
 from fissile.io.safetensors import check_patterns, check_tensors, naming, opened_file
 from fissile.layers import SparseLayer
@@ -200,9 +200,11 @@ def _check_carried(optimizer: Optimizer, model: nn.Module) -> None:
 class ExpandedConfig(QuantizationConfigMixin):
     """The recipe as transformers hands it over from ``config.json``."""
 
-    def __init__(self, recipe: Any = None, **_: Any) -> None:
+    def __init__(self, recipe: Any = None, version: Any = VERSION, **_: Any) -> None:
+        if version != VERSION:
+            raise FileError(f"its recipe is of version {version!r}, not {VERSION}; update fissile")
         self.quant_method = METHOD  # type: ignore[assignment]  # their enumeration is closed
-        self.recipe = recipe
+        self.recipe, self.version = recipe, version
 
 
 @register_quantizer(METHOD)

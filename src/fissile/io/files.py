@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.sparse import SparseSemiStructuredTensor
 
 from fissile._common.errors import FileError, needs
-from fissile.expansion.structure import rebuild, recipe_of
+from fissile.expansion.structure import VERSION, rebuild, recipe_of
 from fissile.io.safetensors import (
-    VERSION,
     check_mlp,
     check_patterns,
     check_sizes,

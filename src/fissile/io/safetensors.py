@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from fissile._common.errors import FileError, FissileError
 from fissile._common.files import atomic_write, open_regular
+from fissile.expansion.structure import VERSION
 from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 from fissile.packed import files as packs
 from fissile.packed.files import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
 
-VERSION = 1
 #: Whatever a recipe that fits no model runs into, it becomes one clear error.
 _MISFITS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError,
