@@ -324,11 +324,16 @@ class Hang(BaseException):
     """A file took too long."""
 
 
+@contextlib.contextmanager
 def limited():
     """Let this process have so much more memory than it has."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
-    ring_after()
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def ring_after():
@@ -362,7 +367,8 @@ def attack(name, seeds, folder, until=math.inf):
     path = form.make(folder)
     files = [p for p in [path, *path.rglob("*")] if p.is_file()] if path.is_dir() else [path]
     whole = {file: file.read_bytes() for file in sorted(files)}
-    expected = form.digest and form.digest(form.read(path))
+    honest = form.read(path)  # and everything is imported
+    expected = form.digest and form.digest(honest)
     for seed in seeds:
         if time.monotonic() > until:
             break
@@ -372,7 +378,8 @@ def attack(name, seeds, folder, until=math.inf):
         mutate = torn if blind else structural(file, whole[file])
         print(f"{name} {seed}", file=sys.stderr, flush=True)
         file.write_bytes(mutate(whole[file], rng))
-        result = outcome(form.read, path, form.digest if blind else None, expected)
+        with limited():
+            result = outcome(form.read, path, form.digest if blind else None, expected)
         file.write_bytes(whole[file])
         counts[result if result in ("same", "read", "refused") else "wrong"] += 1
         if result not in ("same", "read", "refused"):
@@ -382,7 +389,7 @@ def attack(name, seeds, folder, until=math.inf):
 
 def child(names, first, cases, until=math.inf):
     """Attack formats in this process, and print the counts and findings as JSON."""
-    limited()
+    ring_after()
     warnings.simplefilter("ignore")
     told = {}
     from kept import KEPT
@@ -393,10 +400,12 @@ def child(names, first, cases, until=math.inf):
                 found = []
                 for case, (make, read) in KEPT.items():
                     print(case, file=sys.stderr, flush=True)
-                    (place := Path(folder, str(len(found)), case.replace(" ", "-"))).mkdir(
-                        parents=True
-                    )
-                    if (result := outcome(read, make(place))) != "refused":
+                    place = Path(folder, case.replace(" ", "-"))
+                    place.mkdir()
+                    path = make(place)
+                    with limited():
+                        result = outcome(read, path)
+                    if result != "refused":
                         found.append(f"{case}: {result}")
                 told[name] = {"refused": len(KEPT) - len(found)}, found
             else:
