@@ -353,6 +353,8 @@ def outcome(read, path, digest=None, expected=None):
         return "read" if digest is None else ["other", "same"][digest(found) == expected]
     except fissile.FissileError as error:
         text = str(error)
+        if "MemoryError" in text or "allocate" in text:
+            return f"too much memory: {text[:200]}"
         good = len(text) < 5000 and "\n" not in text and text.isprintable()
         return "refused" if good else f"unreadable message: {text[:200]!r}"
     except (Exception, Hang) as error:

@@ -56,7 +56,7 @@ def label_bomb(folder):
     return path
 
 
-def encrypted_column(folder):
+def wrong_histogram(folder):
     """One byte of a footer: RowGroupMetaData.column() ends the interpreter."""
     import pyarrow
     from pyarrow import parquet
@@ -114,7 +114,7 @@ KEPT = {
     "a size of 2^64": (size_of_2_64, both),
     "a slope that is NaN": (slope_nan, both),
     "one long label": (label_bomb, read_classifier),
-    "an encrypted column": (encrypted_column, read_features),
+    "a histogram of the wrong length": (wrong_histogram, read_features),
     "a name of many parts": (deep_name, inspect.read),
 } | {
     f"{name} that {how.__name__}": (how(name), FORMATS[name].read)

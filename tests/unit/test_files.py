@@ -19,6 +19,7 @@ from torch import nn
 
 import fissile
 from fissile import MLP, FileError, dropconnect, expand, load, nonzeros, save, to_masked
+from fissile.io import inspect
 from fissile.layers import mlp
 from fissile.packed.files import checksum, sealed
 
@@ -320,3 +321,99 @@ def test_loading_onto_a_device_and_dtype(saved):
     assert next(load(saved, device="meta").parameters()).device.type == "meta"
     dense = MLP([8, 4, 3], layer_norm=True).double()
     assert next(fissile.load(saved, dense).parameters()).dtype is torch.float64
+
+
+# ---- checksums and bounds
+
+
+@pytest.mark.parametrize("make", [lambda m: m, lambda m: expand(m, 2), to_masked])
+def test_other_numbers_than_those_written_are_refused(make, tmp_path):
+    save(make(MLP([8, 4, 3])), tmp_path / "m")
+    data = bytearray((tmp_path / "m").read_bytes())
+    data[-2] ^= 1
+    (tmp_path / "m").write_bytes(data)
+    with pytest.raises(FileError, match=r"m: the tensors are not .* their checksum differs"):
+        load(tmp_path / "m")
+
+
+def test_a_recipe_without_a_checksum_is_refused(saved):
+    tensors, recipe = parts(saved)
+    for text in (json.dumps(recipe), sealed(json.dumps({**recipe, "crc32": None}))):
+        save_file(tensors, saved, {"fissile": text})
+        with pytest.raises(FileError, match="checksum differs"):
+            load(saved)
+
+
+def test_no_mlp_of_more_layers_than_the_file_is_built(tmp_path, monkeypatch):
+    save(MLP([6, 4, 2], embedding=3), tmp_path / "m")
+    monkeypatch.setattr(MLP, "__init__", lambda *_, **__: pytest.fail("it was built"))
+    for change, message in (
+        ({"sizes": [1] * 1000}, "a layer of 1 neurons, and the file has not"),
+        ({"sizes": [6, 3, 2]}, "a layer of 3 neurons, and the file has not"),
+        ({"sizes": [6, -4, 2]}, "a layer of -4 neurons, and the file has not"),
+        ({"sizes": [6, 4.0, 2]}, r"a layer of 4.0 neurons, and the file has not"),
+        ({"sizes": [2**64, 4, 2]}, "18446744073709551616 inputs, more than the file can be for"),
+        ({"embedding": 2**64}, "more than the file can be for"),
+    ):
+        rewrite(tmp_path / "m", lambda _, recipe, new=change: recipe["mlp"].update(new))
+        with pytest.raises(FileError, match=message):
+            load(tmp_path / "m")
+        rewrite(tmp_path / "m", lambda _, r: r["mlp"].update(sizes=[6, 4, 2], embedding=3))
+
+
+def test_a_number_that_is_none_is_neither_written_nor_read(tmp_path):
+    save(MLP([6, 4, 2], activation=nn.Hardtanh(-1.0, float("inf"))), tmp_path / "m")
+    assert load(tmp_path / "m").layers[1].max_val == float("inf")
+    slope = MLP([6, 4, 2], activation=nn.LeakyReLU(float("nan")))
+    with pytest.raises(FileError, match=r"could not write .*: a number in it is NaN"):
+        save(slope, tmp_path / "slope")
+    assert not (tmp_path / "slope").exists()
+    save(MLP([6, 4, 2], activation="leakyrelu"), tmp_path / "m")
+    settings = {"negative_slope": float("nan"), "inplace": False}
+    rewrite(tmp_path / "m", lambda _, r: r["mlp"]["activation"].update(settings=settings))
+    with pytest.raises(FileError, match="recipe is damaged: a number in it is NaN"):
+        load(tmp_path / "m")
+
+
+def test_a_recipe_that_is_too_long_is_neither_written_nor_read(tmp_path, monkeypatch):
+    save(MLP([6, 4, 2]), tmp_path / "m")
+    monkeypatch.setattr("fissile.packed.files.LONGEST", 100)
+    with pytest.raises(FileError, match="recipe is damaged: it has more than 100 characters"):
+        load(tmp_path / "m")
+    with pytest.raises(FileError, match=r"could not write .*: it has more than 100 characters"):
+        save(MLP([6, 4, 2]), tmp_path / "n")
+
+
+def test_names_are_plain_text(saved, tmp_path):
+    odd = nn.Module()
+    odd.add_module("\x1b[2J", nn.Linear(2, 2))
+    with pytest.raises(FileError, match="is no plain text; rename it"):
+        save(odd, tmp_path / "odd")
+    rewrite(saved, lambda tensors, _: tensors.update({"\x1b[2J": torch.zeros(1)}))
+    with pytest.raises(FileError, match="is no plain text; rename it") as refused:
+        load(saved)
+    assert str(refused.value).isprintable()
+
+
+def test_sizes_that_torch_cannot_hold_are_one_line(saved):
+    rewrite(saved, lambda _, recipe: recipe["layers"]["layers.0"].update(inputs=2**64))
+    for read in (load, inspect.read):
+        with pytest.raises(FileError) as refused:
+            read(saved)
+        assert "frame #" not in str(refused.value)
+        assert len(str(refused.value)) < 500
+
+
+def test_a_name_of_many_parts_is_refused(tmp_path):
+    wide = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    save(expand(wide, 2), tmp_path / "m")
+
+    def change(tensors, recipe):
+        far = "a." * 70_000 + "0"
+        recipe["layers"][far] = recipe["layers"].pop("0")
+        for key in ("weight", "bias", "owner"):
+            tensors[f"{far}.{key}"] = tensors.pop(f"0.{key}")
+
+    rewrite(tmp_path / "m", change)
+    with pytest.raises(FileError, match="names have more than 65,536 parts in all"):
+        inspect.read(tmp_path / "m")

@@ -1,7 +1,7 @@
 """What the footer of a Parquet file claims to hold, read before pyarrow reads the file.
 
 pyarrow's ``RowGroupMetaData.column()`` would say it too. But it is not told that C++ may raise an
-error there, as it does for a column that says it is encrypted, and Python is aborted: one wrong
+error there, as it does for a level histogram of the wrong length, and Python is aborted: one wrong
 byte is enough (seen in pyarrow 26.0.1; to be reported to Apache Arrow). So that call is never made.
 """
 

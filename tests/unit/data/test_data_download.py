@@ -257,3 +257,11 @@ def test_a_server_that_never_answers(site, to, monkeypatch):
     with pytest.raises(FileError, match="timed out; see that you are connected"):
         download(site.url, to)
     assert started.is_set()
+
+
+def test_what_a_server_says_never_commands_the_terminal(site, to, monkeypatch):
+    send = Handler.send_response
+    monkeypatch.setattr(Handler, "send_response", lambda self, _: send(self, 404, "\x1b[2Jgone"))
+    with pytest.raises(FileError, match="the server answers 404") as refused:
+        download(site.url, to)
+    assert str(refused.value).isprintable()
