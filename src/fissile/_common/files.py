@@ -36,20 +36,10 @@ def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
     """
     with open_regular(path) as file:
         # Never more than the file has: Python makes room for as much as it is asked for.
-        data = file.read(min(most, size_of(file)) + 1)
+        data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > most:
         raise FileError(f"{Path(path).name} has more than {most:,} bytes; get it again")
     return data
-
-
-def size_of(file: IO[bytes]) -> int:
-    """Return how many bytes an open file has.
-
-    >>> with open_regular("names.json") as file:
-    ...     size_of(file)
-    14
-    """
-    return os.fstat(file.fileno()).st_size
 
 
 def _open_at_once(path: str, flags: int) -> int:

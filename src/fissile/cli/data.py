@@ -138,7 +138,7 @@ def _download(remotes: Sequence[Remote], place: Path) -> None:
             def advance(done: int, total: int | None, task: TaskID = task) -> None:
                 bar.update(task, completed=done, total=total)
 
-            to, most = place / remote.to, remote.most
+            to, most = place / remote.to, remote.size * 9 // 8 + 2**16
             try:
                 download(remote.url, to, md5=remote.md5, most=most, progress=advance)
             except KeyboardInterrupt:

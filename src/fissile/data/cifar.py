@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import pickle
 import tarfile
 from dataclasses import replace
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError, needs
-from fissile._common.files import open_regular, read_bounded, size_of
+from fissile._common.files import open_regular, read_bounded
 from fissile.data.disk import most_unpacked, reading
 from fissile.data.sets import Labelled
 from fissile.data.tables import rows, total
@@ -97,7 +98,7 @@ def _unpacked(folder: Path) -> dict[str, bytes]:
 def _packed(path: Path) -> dict[str, bytes]:
     """Return the three parts of the archive; nothing is written to disk."""
     with open_regular(path) as raw, gzip.open(raw) as file:
-        most = min(_MOST, most_unpacked(size_of(raw)))
+        most = min(_MOST, most_unpacked(os.fstat(raw.fileno()).st_size))
         content = bytearray()
         while piece := file.read(2**20):  # to the end, where the checksum is
             content += piece

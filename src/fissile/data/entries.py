@@ -55,21 +55,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class Remote:
-    """A file that can be downloaded, its checksum, and how large it is.
+    """A file that can be downloaded, and its checksum.
 
-    >>> Remote("https://example.org/train.csv", "train.csv", "9e107d9d37...", 839_073).most
-    1009493
+    >>> Remote("https://example.org/train.csv", "train.csv", "9e107d9d37...", 839_073).size
+    839073
     """
 
     url: str
     to: str  # relative to the data folder
     md5: str
-    size: int  # in bytes
-
-    @property
-    def most(self) -> int:
-        """How many bytes are read of it: somewhat more than it has."""
-        return self.size + self.size // 8 + 2**16
+    size: int  # bytes, about
 
 
 @dataclass(frozen=True)
@@ -143,6 +138,7 @@ _CLINC = (
     "https://raw.githubusercontent.com/clinc/oos-eval/828f8093932c8fe6ca7936c3d2e52903b1c523de/"
     "data/data_full.json"
 )
+_CLINC_FILE = "30c29dc6ab78edf3b5dfa640be204cde", 2_495_390
 _BANKING = (
     "https://raw.githubusercontent.com/PolyAI-LDN/task-specific-datasets/"
     "57ec275d8078af65b7731c2a98be812d844a6d6b/banking_data"
@@ -223,11 +219,7 @@ _ALL = [
         "clinc150", "short requests and their 150 intents", "CC BY 3.0", "text",
         (), 150, 15_000, 4_500, files=(Layout("clinc150", ("data_full.json",)),),
         get="fissile data get clinc150 (https://github.com/clinc/oos-eval)",
-        urls=(
-            Remote(
-                _CLINC, "clinc150/data_full.json", "30c29dc6ab78edf3b5dfa640be204cde", 2_495_390
-            ),
-        ),
+        urls=(Remote(_CLINC, "clinc150/data_full.json", *_CLINC_FILE),),
         read_texts=read_clinc,
     ),
     Entry(

@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, needs
-from fissile._common.files import atomic_write, open_regular, read_bounded, size_of
+from fissile._common.files import atomic_write, open_regular, read_bounded
 from fissile.data.disk import IN_MEMORY, most_unpacked, reading, replacing_folder
 from fissile.data.sets import Labelled, chunks
 from fissile.data.tables import read_tables
@@ -198,30 +198,22 @@ def _member(file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
         raise FileError(f"{info.filename} does not begin where the list of contents says")
     name, extra = struct.unpack("<HH", head[26:])
     array = _mapped(file, info.header_offset + 30 + name + extra, info.file_size)
-    file.seek(-info.file_size, os.SEEK_CUR)
-    crc, left = 0, info.file_size
-    while piece := file.read(min(_PIECE, left)):
-        crc, left = zlib.crc32(piece, crc), left - len(piece)
-    if crc != info.CRC:
-        raise FileError(f"{info.filename} is damaged: its checksum differs; get it again")
+    with archive.open(info) as stored:
+        while stored.read(_PIECE):  # at its end the checksum is compared
+            pass
     return array
 
 
 def _mapped(file: IO[bytes], offset: int, size: int) -> NDArray[Any]:
-    """Map an array in its place in a file; writing to it changes memory only, never the file.
-
-    The file is then at the array's end.
-    """
+    """Map an array in its place in a file; writing to it changes memory only, never the file."""
     file.seek(offset)
     header = _header(file)
     # What goes beyond the file's end cannot be mapped either.
-    header.check(Path(file.name).name, min(size, size_of(file) - offset))
+    header.check(Path(file.name).name, min(size, os.fstat(file.fileno()).st_size - offset))
     if not math.prod(header.shape):
         raise FileError(f"{Path(file.name).name} holds an empty array; write it again")
     start = offset + header.length
-    array = np.memmap(file, header.dtype, "c", start, header.shape, header.order)
-    file.seek(offset + size)
-    return array
+    return np.memmap(file, header.dtype, "c", start, header.shape, header.order)
 
 
 def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> NDArray[Any]:
@@ -260,7 +252,7 @@ def _read_folder(path: Path) -> tuple[_Arrays, _About]:
     arrays = {}
     for key in _KEYS:
         with open_regular(files[key]) as file:
-            arrays[key] = _mapped(file, 0, size_of(file))
+            arrays[key] = _mapped(file, 0, os.fstat(file.fileno()).st_size)
     note = path / "about.json"
     if not note.exists():
         return arrays, {}

@@ -7,107 +7,74 @@ byte is enough (seen in pyarrow 26.0.1; to be reported to Apache Arrow). So that
 
 from __future__ import annotations
 
+import io
+import os
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fissile._common.errors import FileError
-from fissile._common.files import open_regular, size_of
+from fissile._common.files import open_regular
 
 _MOST = 2**22  # bytes of a footer: a row group takes some hundred
-_COLUMNS, _PATH, _VALUES = 1, 3, 5  # the numbers of fields in the format's definition
-_ABOUT, _ROWS, _GROUPS = 3, 3, 4
-_TRUE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = 1, 3, 7, 8, 9, 10, 11, 12, 13
 
 
-class Claims(NamedTuple):
-    """The size of a file, its rows, and the numbers in one of its columns."""
-
-    size: int
-    rows: int
-    values: int
-
-
-def claims(path: Path, column: str) -> Claims:
-    """Return what a Parquet file claims to hold.
+def claims(path: Path, column: str) -> tuple[int, int, int]:
+    """Return a Parquet file's size, the rows it claims, and the numbers in one of its columns.
 
     >>> claims(Path("features.parquet"), "features")
-    Claims(size=61443320, rows=60000, values=30720000)
+    (61443320, 60000, 30720000)
     """
     with open_regular(path) as file:
-        size = size_of(file)
+        size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - 8))
         length, magic = struct.unpack("<I4s", file.read(8))
         if magic != b"PAR1" or length > min(_MOST, size - 8):
             raise FileError(f"{path.name} does not end as a Parquet file of plain tables does")
         file.seek(size - 8 - length)
-        about = _Thrift(file.read(length)).struct()
-    counts = [about[_ROWS]]
-    for group in about[_GROUPS]:
-        for one in group[_COLUMNS]:
-            if _ABOUT not in one:
-                raise FileError(f"{path.name} is encrypted; write it without")
-            if one[_ABOUT][_PATH][0] == column.encode():
-                counts.append(one[_ABOUT][_VALUES])
+        about = _value(io.BytesIO(file.read(length)), _STRUCT)
+    # The numbers of the fields are those in the format's parquet.thrift.
+    columns = [column[3] for group in about[4] for column in group[1]]
+    counts = [about[3], *(one[5] for one in columns if one[3][0] == column.encode())]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise FileError(f"{path.name} claims rows or values that are no count; write it again")
-    return Claims(size, counts[0], sum(counts[1:]))
+    return size, counts[0], sum(counts[1:])
 
 
-class _Thrift:
-    """Thrift's compact protocol: every loop takes a byte or more, so that none is long."""
+_FALSE, _BYTE, _DOUBLE, _TEXT, _LIST, _STRUCT = 2, 3, 7, 8, 9, 12
 
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
 
-    def struct(self) -> dict[int, Any]:
-        fields: dict[int, Any] = {}
-        number = 0
-        while head := self._byte():
-            step = head >> 4
-            number = number + step if step else self._whole()
-            kind = head & 15
-            fields[number] = kind == _TRUE if kind <= 2 else self._value(kind)
+def _value(data: io.BytesIO, kind: int) -> Any:
+    """Return the next value of Thrift's compact protocol: each takes a byte, so no loop is long."""
+    if kind == _STRUCT:
+        fields, number = {}, 0
+        while head := _byte(data):
+            number = number + (head >> 4) if head >> 4 else _whole(data)
+            fields[number] = head & 15 if head & 15 <= _FALSE else _value(data, head & 15)
         return fields
+    if kind == _LIST:
+        head = _byte(data)
+        count = _natural(data) if head >> 4 == 15 else head >> 4
+        return [_value(data, head & 15) for _ in range(count)]
+    if kind in (_DOUBLE, _TEXT):
+        return data.read(8 if kind == _DOUBLE else _natural(data))
+    if not 0 < kind < _DOUBLE:
+        raise ValueError(f"its footer holds the unknown type {kind}")
+    return _byte(data) if kind <= _BYTE else _whole(data)
 
-    def _value(self, kind: int) -> Any:
-        if kind == _STRUCT:
-            return self.struct()
-        if kind in (_LIST, _SET):
-            head = self._byte()
-            return self._many(self._long() if head >> 4 == 15 else head >> 4, head & 15)
-        if kind == _MAP:
-            count = self._long()
-            both = self._byte() if count else 0
-            return [self._value(k) for _ in self._range(count) for k in (both >> 4, both & 15)]
-        if kind in (_DOUBLE, _UUID, _BINARY):
-            return self._take({_DOUBLE: 8, _UUID: 16}.get(kind) or self._long())
-        if not 0 < kind < _DOUBLE:
-            raise ValueError(f"its footer holds the unknown type {kind}")
-        return self._byte() if kind <= _BYTE else self._whole()
 
-    def _many(self, count: int, kind: int) -> list[Any]:
-        return [self._value(kind) for _ in self._range(count)]
+def _byte(data: io.BytesIO) -> int:
+    return data.read(1)[0]  # an IndexError at the end
 
-    def _range(self, count: int) -> range:
-        if count > len(self._data) - self._at:
-            raise ValueError("its footer claims more than it holds")
-        return range(count)
 
-    def _take(self, count: int) -> bytes:
-        self._at += len(self._range(count))
-        return self._data[self._at - count : self._at]
+def _natural(data: io.BytesIO) -> int:
+    value = shift = 0
+    while (byte := _byte(data)) & 128:
+        value |= (byte & 127) << shift
+        shift += 7
+    return value | byte << shift
 
-    def _byte(self) -> int:
-        return self._take(1)[0]
 
-    def _long(self) -> int:
-        value = shift = 0
-        while (byte := self._byte()) & 128:
-            value |= (byte & 127) << shift
-            shift += 7
-        return value | byte << shift
-
-    def _whole(self) -> int:
-        value = self._long()
-        return value >> 1 ^ -(value & 1)
+def _whole(data: io.BytesIO) -> int:
+    value = _natural(data)
+    return value >> 1 ^ -(value & 1)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError
-from fissile._common.files import open_regular, size_of
+from fissile._common.files import open_regular
 from fissile.data.disk import most_unpacked, reading
 from fissile.data.sets import Labelled
 
@@ -38,7 +38,7 @@ def read_idx(path: str | os.PathLike[str], most: int = _MOST) -> NDArray[np.uint
     array([9, 2, 1], dtype=uint8)
     """
     with reading(path), open_regular(path) as raw:
-        packed, size = raw.read(2) == b"\x1f\x8b", size_of(raw)
+        packed, size = raw.read(2) == b"\x1f\x8b", os.fstat(raw.fileno()).st_size
         raw.seek(0)
         with gzip.open(raw) if packed else nullcontext(raw) as file:
             return _array(file, min(most, most_unpacked(size) if packed else size))

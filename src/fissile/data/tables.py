@@ -83,16 +83,16 @@ def total(paths: list[Path]) -> int:
     >>> total(sorted(Path("features").glob("*.parquet")))
     60000
     """
-    return sum(claims(path, "").rows for path in paths)
+    return sum(claims(path, "")[1] for path in paths)
 
 
 def _few(path: Path) -> int:
     """Return how many rows to read in one go; refuse a file that claims more than it can hold."""
-    found = claims(path, "features")
-    size = 8 * found.values
-    if size > most_unpacked(found.size):
+    on_disk, rows, numbers = claims(path, "features")
+    size = 8 * numbers
+    if size > most_unpacked(on_disk):
         raise FileError(f"{path.name} claims {size:,} bytes, too many to be true; use .safetensors")
-    width = -(-found.values // max(1, found.rows))
+    width = -(-numbers // max(1, rows))
     if width > _WIDEST:
         raise FileError(f"features have {width:,} numbers, more than {_WIDEST:,}; give fewer")
     return max(1, min(_ROWS, _BATCH // (8 * max(1, width))))

@@ -230,7 +230,8 @@ class ExpandedLoader(HfQuantizer):
                 "an expanded model is read from safetensors files only; save it again with "
                 "save_pretrained"
             )
-        held, wanted = _contents(checkpoint_files or ())[1], _numbers(model)
+        held = _contents(checkpoint_files or ())[1]
+        wanted = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
         if checkpoint_files and wanted > _MORE * held + _HEAD:
             raise FileError(f"config.json wants {wanted:,} numbers, and the files hold {held:,}")
         with naming("config.json"):
@@ -287,28 +288,24 @@ def _guard(kind: type[Any]) -> None:
 def _text_of_ours(folder: Path) -> bytes:
     """Return the config of a folder if its model was expanded, as the config or a file shows."""
     file = folder / "config.json"
-    text = read_bounded(file, _CONFIG) if file.exists() else b""
-    if f'"quant_method": "{METHOD}"'.encode() in text:
-        return text
+    text = read_bounded(file, _CONFIG) if file.exists() else b" "
+    ours = f'"quant_method": "{METHOD}"'.encode() in text
     with suppress(FileError):
-        names = _contents(folder.glob("*.safetensors"))[0]
-        return text or b" " if any(name.endswith(".owner") for name in names) else b""
-    return b""
+        names = () if ours else _contents(folder.glob("*.safetensors"))[0]
+        ours = ours or any(name.endswith(".owner") for name in names)
+    return text if ours else b""
 
 
 def _check_config(folder: Path, text: bytes) -> None:
     """Refuse a config without a recipe, or of more layers and labels than the files can hold."""
     with naming(folder / "config.json"):
-        config = json.loads(text)
+        left = [config := json.loads(text)]
         if config["quantization_config"]["quant_method"] != METHOD:
             raise FileError("it does not say that the model is expanded; get the folder again")
-        files = list(folder.glob("*.safetensors"))
-        names, held = _contents(files)
-        left = [config]
-        while files and left:
-            table = left.pop()
-            left += [value for value in table.values() if isinstance(value, dict)]
-            for key, value in table.items():
+        names, held = _contents(folder.glob("*.safetensors"))
+        while names and left:
+            for key, value in left.pop().items():
+                left += [value] * isinstance(value, dict)
                 most = len(names) if "layer" in key else held if key == "num_labels" else math.inf
                 if type(value) is int and value > most:
                     raise FileError(f"{key}={value:,} is more than the files can hold")
@@ -323,10 +320,6 @@ def _contents(files: Iterable[str | Path]) -> tuple[list[str], int]:
             numbers += sum(math.prod(file.get_slice(name).get_shape()) for name in found)
             names += found
     return names, numbers
-
-
-def _numbers(model: nn.Module) -> int:
-    return sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
 
 
 for _kind in (PreTrainedModel, AutoConfig):
