@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -213,23 +214,16 @@ def _write(frame: Any, format: str, to: Path | None) -> None:
     """Write a table to a file or, text formats only, to the terminal."""
     if to is None and format == "parquet" and sys.stdout.isatty():
         raise FissileError("parquet is not for a terminal; give a file with --to")
+    options = {"orient": "records", "indent": 1} if format == "json" else {"index": False}
+    write, binary = partial(getattr(frame, f"to_{format}"), **options), format == "parquet"
     if to is not None:
-        with atomic_write(to, "wb" if format == "parquet" else "w") as file:
-            _print_table(frame, format, file)
+        with atomic_write(to, "wb" if binary else "w") as file:
+            write(file)
         return
     try:
-        _print_table(frame, format, sys.stdout.buffer if format == "parquet" else sys.stdout)
+        write(sys.stdout.buffer if binary else sys.stdout)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise FissileError(f"cannot write the table: {error.strerror or error}") from None
-
-
-def _print_table(frame: Any, format: str, file: Any) -> None:
-    if format == "csv":
-        frame.to_csv(file, index=False)
-    elif format == "json":
-        frame.to_json(file, orient="records", indent=1)
-    else:
-        frame.to_parquet(file, index=False)

@@ -39,13 +39,13 @@ needs("transformers", "transformers")
 needs("accelerate", "transformers")
 
 from transformers import (  # noqa: E402
-    AutoConfig,
     PreTrainedModel,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
+from transformers.models.auto.configuration_auto import AutoConfig  # noqa: E402
 from transformers.quantizers.auto import (  # noqa: E402
     register_quantization_config,
     register_quantizer,
