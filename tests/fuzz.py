@@ -436,7 +436,7 @@ def main():
         child(given.child[0].split(","), *map(int, given.child[1:]))
         return
     end, first, total, bad = time.monotonic() + 60 * given.minutes, given.first, {}, 0
-    names, cases = given.formats.split(","), 50
+    names, cases = given.formats.split(","), 500
     while time.monotonic() < end:
         for name in names:
             [(counts, found)] = spawn([name], first, cases).values()
