@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|models|rllib)/' .venv/lib >/dev/null || true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick suite lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
+.PHONY: demo test quick suite fuzz lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -21,6 +21,11 @@ quick: .venv/test.stamp
 
 suite: .venv/test.stamp
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+# Damaged files of every format, for so many minutes; what is found is printed.
+MINUTES ?= 5
+fuzz: .venv/test.stamp
+	$(BIN)/python tests/fuzz.py --minutes $(MINUTES)
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

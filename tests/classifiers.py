@@ -6,6 +6,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from sklearn.datasets import make_classification
 
+from fissile.packed.files import opened, sealed
+
 
 def blobs(classes=3, samples=200, **options):
     options = {"n_features": 8, "n_informative": 6, "class_sep": 2.0, "random_state": 0, **options}
@@ -17,7 +19,7 @@ def rewrite(path, note=lambda note: None, tensors=lambda tensors: None):
     with safe_open(path, framework="pt") as file:
         held = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
-    told = json.loads(metadata["fissile.sklearn"])
+    told = json.loads(opened(metadata["fissile.sklearn"]))
     note(told)
     tensors(held)
-    save_file(held, path, {**metadata, "fissile.sklearn": json.dumps(told)})
+    save_file(held, path, {**metadata, "fissile.sklearn": sealed(json.dumps(told))})

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from fissile import MLP, expand, load, nonzeros, save
 from fissile.layers import SparseLayer
 from fissile.packed.bits import MANTISSA
-from fissile.packed.files import checksum, lengthened, opened
+from fissile.packed.files import checksum, lengthened, opened, sealed
 
 DTYPES = list(MANTISSA)
 LAYOUTS = ["inline", "plane"]
@@ -51,7 +51,7 @@ def parts(path):
 def write(path, tensors, recipe):
     """Write what no honest program would, with checksums that are right."""
     recipe["crc32"] = checksum(tensors)
-    save_file(tensors, path, {"fissile": json.dumps(recipe)})
+    save_file(tensors, path, {"fissile": sealed(json.dumps(recipe))})
 
 
 def wide_mlp(sizes=(32, 8, 5), alpha=4, **how):

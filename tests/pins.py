@@ -164,7 +164,8 @@ def header_and_tensors(text):
 
 
 SAMPLES = numbers(40, 6).numpy()
-LABELS = np.array(["no", "yes", "maybe"])[np.arange(40) % 3]
+LABEL_NUMBERS = np.arange(40) % 3
+LABELS = np.array(["no", "yes", "maybe"])[LABEL_NUMBERS]
 CLASSIFIERS = {"paper": {"hidden": 4, "alpha": 2}, "best": {"nonzeros": 30, "tries": 1}}
 
 
@@ -179,7 +180,8 @@ def classifier(recipe):
 def outline(text):
     """Return what a classifier's file is made of, without what was learned."""
     header, _ = header_and_tensors(text)
-    metadata = {key: json.loads(value) for key, value in header.pop("__metadata__").items()}
+    metadata = {key: json.loads(value[8:]) for key, value in header.pop("__metadata__").items()}
+    metadata["fissile"].pop("crc32")  # of what was learned
     metadata["fissile.sklearn"]["loss"] = len(metadata["fissile.sklearn"]["loss"])
     return {"tensors": header, "metadata": metadata}
 

@@ -1,6 +1,7 @@
 """The command line through its real entry point."""
 
 import json
+import os
 import re
 import shutil
 from unittest import mock
@@ -10,6 +11,7 @@ import pytest
 from command import called, spawned
 
 import fissile
+from fissile.cli.lab import _write
 from fissile.lab.run import Tally
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES, find
@@ -281,3 +283,21 @@ def test_completion_offers_the_studies(through, words, offered):
         "COMP_CWORD": "2",
     }
     assert through(**env).stdout.split() == offered
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
+def test_a_table_replaces_a_file_whole_or_not_at_all(format, tmp_path, monkeypatch):
+    frame, path = pandas.DataFrame({"a": [1, 2]}), tmp_path / "t"
+    _write(frame, format, path)
+    old = path.read_bytes()
+    read = {"csv": pandas.read_csv, "json": pandas.read_json, "parquet": pandas.read_parquet}
+    assert read[format](path).equals(frame)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(fissile.FileError, match=r"could not write .*: No space left"):
+        _write(pandas.DataFrame({"a": range(100)}), format, path)
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]

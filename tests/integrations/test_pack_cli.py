@@ -6,8 +6,8 @@ import pytest
 import torch
 from command import called
 from kinds import Filters, Fused, Gated
+from packs import write
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 import fissile
@@ -158,7 +158,7 @@ def rewrite(path, to, change=lambda recipe: None, tensors=lambda tensors: None):
         found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     change(recipe)
     tensors(found)
-    save_file(found, to, {"fissile": json.dumps(recipe)})
+    write(to, found, recipe)
 
 
 def test_narrow_sizes_are_those_before_the_split():

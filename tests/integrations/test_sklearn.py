@@ -1,6 +1,8 @@
 import importlib
+import os
 import pickle
 import re
+import stat
 import sys
 import warnings
 from pathlib import Path
@@ -26,6 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fissile
+from fissile import FileError, FissileError
 from fissile.bank import Data
 from fissile.bank.loop import Recipe
 from fissile.sklearn import FissileClassifier
@@ -394,3 +397,58 @@ def test_the_rival_s_solver_finds_what_scikit_learn_finds(monkeypatch):
     best = objective(theirs.coef_.T, theirs.intercept_)
     assert objective(slopes, intercepts) == pytest.approx(best, rel=1e-4)
     assert np.count_nonzero(slopes) == pytest.approx(np.count_nonzero(theirs.coef_), abs=3)
+
+
+# --- files and weights
+
+
+def test_a_saved_classifier_is_a_file_like_any_other(tmp_path, monkeypatch):
+    x, y = blobs()
+    found, path = quick().fit(x, y), tmp_path / "c"
+    before = os.umask(0o022)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", lambda mask: pytest.fail("os.umask is not thread-safe"))
+            found.save(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    old = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)  # which a save must call
+    with pytest.raises(FileError, match=r"could not write .*: No space left"):
+        found.save(path)
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_long_label_is_neither_written_nor_read(tmp_path):
+    x, y = blobs(2)
+    found = quick().fit(x, np.array(["a", "b"])[y])
+    found.save(tmp_path / "c")
+    names = [f"{k:04}" for k in range(9000)]
+    rewrite(tmp_path / "c", lambda note: note["classes"].update(values=[*names, "z" * 10**4]))
+    with pytest.raises(FileError, match="far longer than the others; shorten it"):
+        FissileClassifier.load(tmp_path / "c")
+    found.classes_ = np.array([*names, "z" * 10**4])
+    with pytest.raises(FileError, match="far longer than the others; shorten it"):
+        found.save(tmp_path / "d")
+
+
+def test_a_changed_note_is_noticed(tmp_path):
+    x, y = blobs(2)
+    quick().fit(x, np.array(["no", "yes"])[y]).save(tmp_path / "c")
+    data = (tmp_path / "c").read_bytes()
+    (tmp_path / "c").write_bytes(data.replace(b"yes", b"yet"))
+    with pytest.raises(FileError, match="note is damaged: its checksum differs"):
+        FissileClassifier.load(tmp_path / "c")
+
+
+@pytest.mark.parametrize("weight", [{0: np.nan}, {0: np.inf}, {0: -1.0}, {0: 0.0, 1: 0.0, 2: 0.0}])
+def test_weights_that_nothing_can_be_learned_by_are_refused(weight):
+    x, y = blobs()
+    with pytest.raises(FissileError, match=r"class_weight comes to .*; give finite weights"):
+        quick(class_weight=weight).fit(x, y)

@@ -22,11 +22,27 @@ class FissileError(ValueError):
 
 
 class FileError(FissileError):
-    """A file is torn, foreign or hostile, or could not be written.
+    r"""A file is torn, foreign or hostile, or could not be written.
 
-    >>> issubclass(FileError, FissileError)
-    True
+    >>> print(FileError("a bell" + chr(7)))  # no text out of a file commands the terminal
+    a bell\x07
     """
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), 4500)
+
+
+def printable(text: str, most: int) -> str:
+    r"""Return a text as a terminal can show it: what could be a command is written out.
+
+    Of a long text the middle goes: the advice of an error is at its end.
+
+    >>> print(printable("a bell" + chr(7), 300))
+    a bell\x07
+    """
+    if len(text) > most:
+        text = f"{text[: most - 100]} ... {text[-95:]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def whole(name: str, value: SupportsIndex, *, least: int) -> int:

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Reading files no further than they may go, and writing them whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,43 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from fissile._common.errors import FileError
+
+
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a file for reading, or refuse what is none: a device has no end, a FIFO may not begin.
+
+    >>> with open_regular("names.json") as file:
+    ...     file.read(9)
+    b'["cat", "'
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileError("it is not a regular file; give one")
+    return file
+
+
+def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return the bytes of a regular file, or refuse one that has more than ``most``.
+
+    >>> read_bounded("names.json", 2**20)
+    b'["cat", "dog"]'
+    """
+    with open_regular(path) as file:
+        # Never more than the file has: Python makes room for as much as it is asked for.
+        data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
+    if len(data) > most:
+        raise FileError(f"{Path(path).name} has more than {most:,} bytes; get it again")
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextmanager

@@ -79,8 +79,7 @@ def show(context: typer.Context, name: Name, data: Data = None) -> None:
         "looked in": "\n".join(map(str, places(data))) if known.files else "",
         "to get it": known.get,
         "downloads": "\n".join(
-            f"{remote.url}" + (f" (md5 {remote.md5})" if remote.md5 else "")
-            for remote in known.urls
+            f"{remote.url} ({remote.size:,} bytes, md5 {remote.md5})" for remote in known.urls
         ),
     }
     table = Table(box=None, show_header=False, title=name, title_justify="left")
@@ -121,25 +120,17 @@ def get(context: typer.Context, name: Name, data: Data = None) -> None:
         raise FissileError(f"{name} cannot be downloaded. To get it: {known.get}")
     typer.echo(f"Terms of {name}: {known.terms}")
     place = places(data)[0]
-    # Only a checksum tells a damaged file before it is read; without one, the check does.
-    old = [r for r in known.urls if not r.md5 and (place / r.to).is_file()]
     _download(known.urls, place)
     report = check_set(name, place)
-    if report.problems and old:
-        typer.echo(f"{report.problems[0]}\nDownloading it anew.", err=True)
-        _download(old, place, anew=True)
-        report = check_set(name, place)
     _print(report)
     if report.problems:
-        if report.path is not None:
-            typer.echo(f"  delete {report.path} and run this again")
         raise typer.Exit(1)
 
 
 # --- helpers
 
 
-def _download(remotes: Sequence[Remote], place: Path, *, anew: bool = False) -> None:
+def _download(remotes: Sequence[Remote], place: Path) -> None:
     with _bar() as bar:
         for remote in remotes:
             task = bar.add_task(Path(remote.to).name, total=None)
@@ -147,9 +138,9 @@ def _download(remotes: Sequence[Remote], place: Path, *, anew: bool = False) -> 
             def advance(done: int, total: int | None, task: TaskID = task) -> None:
                 bar.update(task, completed=done, total=total)
 
-            to = place / remote.to
+            to, most = place / remote.to, remote.size * 9 // 8 + 2**16
             try:
-                download(remote.url, to, md5=remote.md5, progress=advance, anew=anew)
+                download(remote.url, to, md5=remote.md5, most=most, progress=advance)
             except KeyboardInterrupt:
                 typer.echo("Stopped. What came is kept; the same command goes on.", err=True)
                 raise typer.Exit(130) from None

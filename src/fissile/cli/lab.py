@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from rich.markdown import Markdown
 
 import fissile
 from fissile._common.errors import FissileError
+from fissile._common.files import atomic_write
 from fissile._common.progress import duration
 from fissile.bank import check_device
 from fissile.cli import data, embed, pack
@@ -260,8 +260,8 @@ def fidelity(
     if to is None:
         Console().print(Markdown(text))
     else:
-        with _writing(to):
-            to.write_text(text, encoding="utf-8")
+        with atomic_write(to, "w") as file:
+            file.write(text)
     typer.echo(f"{tally.text()}; {len(fits):,} readings compared with the paper.")
 
 
@@ -308,23 +308,16 @@ def _write(frame: Any, format: str, to: Path | None) -> None:
     """Write a table to a file or, text formats only, to the terminal."""
     if to is None and format == "parquet" and sys.stdout.isatty():
         raise FissileError("parquet is not for a terminal; give a file with --to")
-    target: Any = to if to is not None else sys.stdout
-    with _writing(to):
-        if format == "csv":
-            frame.to_csv(target, index=False)
-        elif format == "json":
-            frame.to_json(target, orient="records", indent=1)
-        else:
-            frame.to_parquet(to if to is not None else sys.stdout.buffer, index=False)
-        sys.stdout.flush()
-
-
-@contextmanager
-def _writing(to: Path | None) -> Iterator[None]:
-    """Turn what can go wrong with a file into one clear error."""
+    options = {"orient": "records", "indent": 1} if format == "json" else {"index": False}
+    write, binary = partial(getattr(frame, f"to_{format}"), **options), format == "parquet"
+    if to is not None:
+        with atomic_write(to, "wb" if binary else "w") as file:
+            write(file)
+        return
     try:
-        yield
+        write(sys.stdout.buffer if binary else sys.stdout)
+        sys.stdout.flush()
     except BrokenPipeError:  # whoever read it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        raise FissileError(f"cannot write {to or 'the table'}: {error.strerror or error}") from None
+        raise FissileError(f"cannot write the table: {error.strerror or error}") from None

@@ -57,12 +57,12 @@ def check(name: str, data: Path | None = None) -> Report:
 
 
 def _check_sums(found: Found, facts: list[str], problems: list[str]) -> None:
-    published = {Path(remote.to).name: remote.md5 for remote in found.entry.urls if remote.md5}
+    published = {Path(remote.to).name: remote.md5 for remote in found.entry.urls}
     for path in found.files():
         if (md5 := published.get(path.name)) is None:
             continue
         if checksum(path) == md5:
-            facts.append(f"{path.name} has the md5 its source publishes")
+            facts.append(f"{path.name} has the md5 of its source")
         elif found.entry.fingerprint:  # packed anew, as Debian does; the contents decide
             facts.append(f"{path.name} is packed anew, its md5 is not the source's")
         else:

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import pickle
 import tarfile
 from dataclasses import replace
@@ -20,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError, needs
-from fissile.data.disk import PACKED, reading
+from fissile._common.files import open_regular, read_bounded
+from fissile.data.disk import most_unpacked, reading
 from fissile.data.sets import Labelled
 from fissile.data.tables import rows, total
 
@@ -90,19 +92,20 @@ def coarsened(fine: Labelled) -> Labelled:
 
 
 def _unpacked(folder: Path) -> dict[str, bytes]:
-    for part in _PARTS:
-        if (folder / part).stat().st_size > _MOST:
-            raise FileError(f"{part} is too large to be true; get it again")
-    return {part: (folder / part).read_bytes() for part in _PARTS}
+    return {part: read_bounded(folder / part, _MOST) for part in _PARTS}
 
 
 def _packed(path: Path) -> dict[str, bytes]:
     """Return the three parts of the archive; nothing is written to disk."""
-    most = min(_MOST, PACKED * path.stat().st_size)
-    with gzip.open(path) as file:
-        content = file.read(most + 1)  # to the end, where the checksum is
-    if len(content) > most:
-        raise FileError(f"it unpacks to more than {most:,} bytes, refused; get the original")
+    with open_regular(path) as raw, gzip.open(raw) as file:
+        most = min(_MOST, most_unpacked(os.fstat(raw.fileno()).st_size))
+        content = bytearray()
+        while piece := file.read(2**20):  # to the end, where the checksum is
+            content += piece
+            if len(content) > most:
+                raise FileError(
+                    f"it unpacks to more than {most:,} bytes, refused; get the original"
+                )
     parts: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
         for count, member in enumerate(archive):
@@ -219,9 +222,7 @@ def _names(path: Path, column: str) -> tuple[str, ...]:
     file = path / "names.json"
     if not file.is_file():
         return ()
-    if file.stat().st_size > 2**20:
-        raise FileError("names.json is too large to be true; get it again")
-    table = json.loads(file.read_text(encoding="utf-8"))
+    table = json.loads(read_bounded(file, 2**20))
     names = table.get(column) if isinstance(table, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise FileError(f"names.json has no list {column}; get it again")

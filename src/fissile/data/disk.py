@@ -9,19 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fissile._common.errors import FileError, FissileError
+from fissile._common.errors import FileError, FissileError, printable
 
 IN_MEMORY = 2**34  # bytes of one array that may be read into memory; larger ones must be mapped
-PACKED = 1032  # no deflated byte stands for more than this many, so a larger claim is a lie
 _SHOWN = 300  # characters of a message
 _PATH = 4096
 
 
-def _printable(text: str, most: int = _SHOWN) -> str:
-    """Return a text from a file as a terminal can show it: short, and without commands."""
-    if len(text) > most:  # the middle goes; the advice is at the end
-        text = f"{text[: most - 100]} ... {text[-95:]}"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def most_unpacked(size: int) -> int:
+    """Return how many bytes a packed file of that size may stand for, in memory.
+
+    >>> most_unpacked(1_000_000)
+    116777216
+
+    Equal numbers cost next to nothing in a packed file, and features are not equal.
+    """
+    return int(min(IN_MEMORY, 2**24 + 100 * size))
 
 
 @contextmanager
@@ -33,19 +36,19 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     Traceback (most recent call last):
     fissile._common.errors.FileError: torn.npz: damaged or not what it claims to be: ...
     """
-    shown = _printable(str(path), _PATH)
+    shown = printable(str(path), _PATH)
     try:
         yield
     except FissileError as error:
-        raise FileError(f"{shown}: {_printable(str(error))}") from None
+        raise FileError(f"{shown}: {printable(str(error), _SHOWN)}") from None
     except FileNotFoundError as error:
-        missing = _printable(str(error.filename or path), _PATH)
+        missing = printable(str(error.filename or path), _PATH)
         raise FileError(f"{missing}: there is no such file; give another") from None
     except OSError as error:
-        why = _printable(error.strerror or str(error))
+        why = printable(error.strerror or str(error), _SHOWN)
         raise FileError(f"{shown}: cannot be read: {why}") from None
     except Exception as error:  # parsers of others raise what they like
-        why = _printable(str(error).strip().split("\n")[0][:200]) or type(error).__name__
+        why = printable(str(error).strip().split("\n")[0], 200) or type(error).__name__
         raise FileError(
             f"{shown}: damaged or not what it claims to be: {why}; get or make it again"
         ) from None

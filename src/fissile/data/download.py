@@ -20,11 +20,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fissile._common.errors import FileError, FissileError
+from fissile._common.files import open_regular, read_bounded
 from fissile.data.disk import locked
 
 _PIECE = 2**18
 _PATIENCE = 30  # seconds without a byte
-_MOST = 2**36  # bytes; nothing in the catalogue is near
+_MOST = 2**36  # bytes, where nothing is known of the file
 _CUT = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 _Progress = Callable[[int, int | None], None]  # bytes so far, and in all if that is known
@@ -36,25 +37,25 @@ def download(
     to: Path,
     *,
     md5: str = "",
+    most: int = _MOST,
     progress: _Progress = lambda done, total: None,
-    anew: bool = False,
 ) -> Path:
     """Download a file; what an earlier try left in ``.part`` is kept if the server allows.
 
     >>> download("https://example.org/a.tar.gz", Path("a.tar.gz"), md5="9e107d9d372bb6826bd8...")
     PosixPath('a.tar.gz')
 
-    A file that is there stays, unless its md5 is wrong or it is wanted `anew`; then it stays until
-    the new one is whole.
+    A file that is there stays, unless its md5 is wrong; then it stays until the new one is whole.
+    One that has more than `most` bytes is refused.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise FissileError(f"{url} is no web address; give one that begins with http or https")
     part, note, lock = (to.with_name(f"{to.name}.{end}") for end in ("part", "part.json", "lock"))
     try:
         with locked(lock, f"{part}: another process is downloading this; wait for it"):
-            if not anew and to.is_file() and (not md5 or checksum(to) == md5):
+            if to.is_file() and (not md5 or checksum(to) == md5):
                 return to
-            _fetch(url, part, note, progress)
+            _fetch(url, part, note, most, progress)
             if md5 and (actual := checksum(part)) != md5:
                 _forget(part, note)
                 raise FileError(
@@ -79,11 +80,13 @@ def checksum(path: Path) -> str:
     >>> checksum(Path("train-labels-idx1-ubyte.gz"))
     '25c81989df183df01b3e8a0aad5dffbe'
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def _fetch(url: str, part: Path, note: Path, progress: _Progress, resume: bool = True) -> None:
+def _fetch(
+    url: str, part: Path, note: Path, most: int, progress: _Progress, resume: bool = True
+) -> None:
     """Bring a part to its full length, from where an earlier try has left it if possible."""
     earlier = _noted(note, url) if resume else None
     start = part.stat().st_size if earlier and part.is_file() else 0
@@ -94,7 +97,7 @@ def _fetch(url: str, part: Path, note: Path, progress: _Progress, resume: bool =
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and start:  # the file ends before the part does
-            _fetch(url, part, note, progress, resume=False)
+            _fetch(url, part, note, most, progress, resume=False)
             return
         raise
     with answer:
@@ -106,13 +109,13 @@ def _fetch(url: str, part: Path, note: Path, progress: _Progress, resume: bool =
                 raise FileError(
                     f"{url}: the server sends a part when asked for the whole; get it by hand"
                 )
-            _fetch(url, part, note, progress, resume=False)
+            _fetch(url, part, note, most, progress, resume=False)
             return
         size = version["size"]
-        if (size or 0) > _MOST:
-            raise FileError(f"{url} has {size:,} bytes, more than {_MOST:,}; refused")
+        if (size or 0) > most:
+            raise FileError(f"{url} has {size:,} bytes, more than {most:,}; refused")
         note.write_text(json.dumps(version), encoding="utf-8")
-        done = _copy(answer, part, start, size, progress)
+        done = _copy(answer, part, start, size, most, progress)
     if size is not None and done != size:
         raise ConnectionError(f"the connection was cut after {done:,} of {size:,} bytes")
     if (actual := part.stat().st_size) != done:
@@ -122,7 +125,9 @@ def _fetch(url: str, part: Path, note: Path, progress: _Progress, resume: bool =
         )
 
 
-def _copy(answer: Any, part: Path, done: int, size: int | None, progress: _Progress) -> int:
+def _copy(
+    answer: Any, part: Path, done: int, size: int | None, most: int, progress: _Progress
+) -> int:
     """Write what the server sends behind the first `done` bytes, and return how many there are."""
     with open(part, "ab" if done else "wb") as file:
         progress(done, size)
@@ -135,7 +140,7 @@ def _copy(answer: Any, part: Path, done: int, size: int | None, progress: _Progr
             if not piece:
                 break
             done += len(piece)
-            if done > (_MOST if size is None else size):
+            if done > (most if size is None else size):
                 raise FileError("the server sends more than it said, refused; get it by hand")
             file.write(piece)
             progress(done, size)
@@ -185,7 +190,7 @@ def _version(url: str, answer: Any) -> _Version:
 def _noted(note: Path, url: str) -> _Version | None:
     """Return what an earlier try noted, if it was about the same address and fits a request."""
     try:
-        version = json.loads(note.read_text(encoding="utf-8"))
+        version = json.loads(read_bounded(note, 2**16))
         texts = version["url"], version["etag"], version["modified"]
         good = all(text.isascii() and text.isprintable() for text in texts) and "size" in version
     except (OSError, ValueError, TypeError, LookupError, AttributeError):

@@ -55,15 +55,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class Remote:
-    """A file that can be downloaded, and the checksum its source publishes, if any.
+    """A file that can be downloaded, and its checksum.
 
-    >>> Remote("https://example.org/train.csv", "banking77/train.csv")
-    Remote(url='https://example.org/train.csv', to='banking77/train.csv', md5='')
+    >>> Remote("https://example.org/train.csv", "train.csv", "9e107d9d37...", 839_073).size
+    839073
     """
 
     url: str
     to: str  # relative to the data folder
-    md5: str = ""
+    md5: str
+    size: int  # bytes, about
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,9 @@ _CLOTHES = (
     "Ankle boot",
 )  # fmt: skip
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
-_FASHION_MD5 = (
-    "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
-    "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310",
+_FASHION_FILES = (
+    ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880), ("25c81989df183df01b3e8a0aad5dffbe", 29_515),
+    ("bef4ecab320f06d8554ea6380940ec79", 4_422_102), ("bb300cfdad3c16e7a12a480ee83cd310", 5_148),
 )  # fmt: skip
 _CIFAR_FILES = (
     Layout("cifar100", ("train-*.parquet", "test-*.parquet")),
@@ -128,12 +129,25 @@ _CIFAR_URLS = (
     Remote(
         "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
         "cifar-100-python.tar.gz",
-        md5="eb9058c3a382ffc7106e4002c42a8d85",
+        "eb9058c3a382ffc7106e4002c42a8d85",
+        169_001_437,
     ),
 )
-_CLINC = "https://raw.githubusercontent.com/clinc/oos-eval/master/data/data_full.json"
-_BANKING = "https://raw.githubusercontent.com/PolyAI-LDN/task-specific-datasets/master/banking_data"
-_BANKING_FILES = ("train.csv", "test.csv", "categories.json")
+# Their sources publish no checksums: these are of the files at the revision in the address.
+_CLINC = (
+    "https://raw.githubusercontent.com/clinc/oos-eval/828f8093932c8fe6ca7936c3d2e52903b1c523de/"
+    "data/data_full.json"
+)
+_CLINC_FILE = "30c29dc6ab78edf3b5dfa640be204cde", 2_495_390
+_BANKING = (
+    "https://raw.githubusercontent.com/PolyAI-LDN/task-specific-datasets/"
+    "57ec275d8078af65b7731c2a98be812d844a6d6b/banking_data"
+)
+_BANKING_FILES = {
+    "train.csv": ("cec64185f4197906aabce0781ef9a19b", 839_073),
+    "test.csv": ("8dcd9dc31b686c75ec1f24bf23c140cb", 239_961),
+    "categories.json": ("8312ff01430af97fba5a113b7a490269", 2_036),
+}
 
 _ALL = [
     Entry(
@@ -146,8 +160,8 @@ _ALL = [
         get="fissile data get fashionmnist, or on Debian and Ubuntu: apt install "
         "dataset-fashion-mnist",
         urls=tuple(
-            Remote(f"{_FASHION}/{name}.gz", f"fashion-mnist/{name}.gz", md5)
-            for name, md5 in zip(FILES, _FASHION_MD5, strict=True)
+            Remote(f"{_FASHION}/{name}.gz", f"fashion-mnist/{name}.gz", *known)
+            for name, known in zip(FILES, _FASHION_FILES, strict=True)
         ),
         read=lambda path: read_idx_folder(path, _CLOTHES, most=2**26),
         fingerprint="ad7b16dc82fbed35",
@@ -205,13 +219,17 @@ _ALL = [
         "clinc150", "short requests and their 150 intents", "CC BY 3.0", "text",
         (), 150, 15_000, 4_500, files=(Layout("clinc150", ("data_full.json",)),),
         get="fissile data get clinc150 (https://github.com/clinc/oos-eval)",
-        urls=(Remote(_CLINC, "clinc150/data_full.json"),), read_texts=read_clinc,
+        urls=(Remote(_CLINC, "clinc150/data_full.json", *_CLINC_FILE),),
+        read_texts=read_clinc,
     ),
     Entry(
         "banking77", "questions to a bank and their 77 intents", "CC BY 4.0", "text",
-        (), 77, 10_003, 3_080, files=(Layout("banking77", _BANKING_FILES),),
+        (), 77, 10_003, 3_080, files=(Layout("banking77", tuple(_BANKING_FILES)),),
         get="fissile data get banking77 (https://github.com/PolyAI-LDN/task-specific-datasets)",
-        urls=tuple(Remote(f"{_BANKING}/{name}", f"banking77/{name}") for name in _BANKING_FILES),
+        urls=tuple(
+            Remote(f"{_BANKING}/{name}", f"banking77/{name}", *known)
+            for name, known in _BANKING_FILES.items()
+        ),
         read_texts=read_banking,
     ),
     Entry(

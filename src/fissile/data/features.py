@@ -11,6 +11,7 @@ import math
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -20,8 +21,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, needs
-from fissile._common.files import atomic_write
-from fissile.data.disk import IN_MEMORY, PACKED, reading, replacing_folder
+from fissile._common.files import atomic_write, open_regular, read_bounded
+from fissile.data.disk import IN_MEMORY, most_unpacked, reading, replacing_folder
 from fissile.data.sets import Labelled, chunks
 from fissile.data.tables import read_tables
 
@@ -30,6 +31,8 @@ _FILES = frozenset({f"{key}.npy" for key in _KEYS} | {"about.json"})
 _FORMATS = ".npz, .safetensors, .parquet, or a folder of .npy or .parquet files"
 _TEXTS = 2**24  # bytes of names, an encoder or a JSON file; nobody has more to say about a set
 _ALIGNED = 64
+_PIECE = 2**20
+_VERSION = "1"  # of folders and safetensors; .npz files are as numpy and zip have them
 _PADDING = 0xD935  # the kind of extra field that zip files use for padding
 _DTYPES = {
     "F16": "<f2", "F32": "<f4", "F64": "<f8", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2",
@@ -69,7 +72,12 @@ def read_features(path: str | os.PathLike[str]) -> Labelled:
         encoder, names = about.get("encoder", ""), about.get("names", ())
         _check_about(encoder, names)
         x, y, x_test, y_test = (arrays[key] for key in _KEYS)
-        return Labelled(x, y, x_test, y_test, tuple(names), encoder)
+        data = Labelled(x, y, x_test, y_test, tuple(names), encoder)
+        if about.get("version", _VERSION) != _VERSION:
+            raise FileError(f"written in version {about['version']!r}; update fissile")
+        if about.get("crc32", seal := _crc(arrays, encoder, names)) != seal:
+            raise FileError("it is not what was written: its checksum differs; get it again")
+        return data
 
 
 def write_features(path: str | os.PathLike[str], data: Labelled) -> None:
@@ -98,6 +106,21 @@ def write_features(path: str | os.PathLike[str], data: Labelled) -> None:
 
 def _arrays(data: Labelled) -> _Arrays:
     return dict(zip(_KEYS, (data.x, data.y, data.x_test, data.y_test), strict=True))
+
+
+def _note(data: Labelled) -> dict[str, str]:
+    """Return what our own files say of themselves."""
+    names = json.dumps(data.names)
+    crc = _crc(_arrays(data), data.encoder, data.names)
+    return {"version": _VERSION, "encoder": data.encoder, "names": names, "crc32": crc}
+
+
+def _crc(arrays: _Arrays, encoder: str, names: Iterable[str]) -> str:
+    crc = zlib.crc32(json.dumps([encoder, *names]).encode())
+    for key in _KEYS:
+        for part in chunks(arrays[key]):
+            crc = zlib.crc32(np.ascontiguousarray(part, part.dtype.newbyteorder("<")).data, crc)
+    return f"{crc:08x}"
 
 
 def _check_about(encoder: Any, names: Any) -> None:
@@ -153,10 +176,10 @@ def _header(file: IO[bytes]) -> _Header:
 
 def _read_npz(path: Path) -> tuple[_Arrays, _About]:
     """Return the arrays of a ``.npz`` file; those stored without compression are mapped."""
-    with zipfile.ZipFile(path) as archive:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         _check_keys(members)
-        arrays = {key: _member(path, archive, members[key]) for key in _KEYS}
+        arrays = {key: _member(file, archive, members[key]) for key in _KEYS}
         texts = {
             key: _unpacked(archive, members[key], _TEXTS) for key in members.keys() - arrays.keys()
         }
@@ -166,36 +189,38 @@ def _read_npz(path: Path) -> tuple[_Arrays, _About]:
     return arrays, {key: array.tolist() for key, array in texts.items()}
 
 
-def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+def _member(file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         return _unpacked(archive, info, IN_MEMORY)
-    with open(path, "rb") as file:
-        file.seek(info.header_offset)
-        head = file.read(30)
-        if len(head) != 30 or head[:4] != b"PK\3\4":
-            raise FileError(f"{info.filename} does not begin where the list of contents says")
-        name, extra = struct.unpack("<HH", head[26:])
-    return _mapped(path, info.header_offset + 30 + name + extra, info.file_size)
+    file.seek(info.header_offset)
+    head = file.read(30)
+    if len(head) != 30 or head[:4] != b"PK\3\4":
+        raise FileError(f"{info.filename} does not begin where the list of contents says")
+    name, extra = struct.unpack("<HH", head[26:])
+    array = _mapped(file, info.header_offset + 30 + name + extra, info.file_size)
+    with archive.open(info) as stored:
+        while stored.read(_PIECE):  # at its end the checksum is compared
+            pass
+    return array
 
 
-def _mapped(path: Path, offset: int, size: int) -> NDArray[Any]:
+def _mapped(file: IO[bytes], offset: int, size: int) -> NDArray[Any]:
     """Map an array in its place in a file; writing to it changes memory only, never the file."""
-    with open(path, "rb") as file:
-        file.seek(offset)
-        header = _header(file)
+    file.seek(offset)
+    header = _header(file)
     # What goes beyond the file's end cannot be mapped either.
-    header.check(path.name, min(size, path.stat().st_size - offset))
+    header.check(Path(file.name).name, min(size, os.fstat(file.fileno()).st_size - offset))
     if not math.prod(header.shape):
-        raise FileError(f"{path.name} holds an empty array; write it again")
+        raise FileError(f"{Path(file.name).name} holds an empty array; write it again")
     start = offset + header.length
-    return np.memmap(path, header.dtype, "c", start, header.shape, header.order)
+    return np.memmap(file, header.dtype, "c", start, header.shape, header.order)
 
 
 def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> NDArray[Any]:
     """Read an array into memory, after checking that its size can be true."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise FileError(f"{info.filename} is packed in a way numpy does not; write it again")
-    if info.file_size > min(most, PACKED * (info.compress_size + 1)):
+    if info.file_size > min(most, most_unpacked(info.compress_size)):
         raise FileError(f"{info.filename} claims {info.file_size:,} bytes, too many to be true")
     with archive.open(info) as file:
         header = _header(file)
@@ -224,13 +249,14 @@ def _read_folder(path: Path) -> tuple[_Arrays, _About]:
     """Return the arrays of a folder of ``.npy`` files, mapped."""
     files = {file.stem: file for file in path.glob("*.npy")}
     _check_keys(files)
-    arrays = {key: _mapped(files[key], 0, files[key].stat().st_size) for key in _KEYS}
+    arrays = {}
+    for key in _KEYS:
+        with open_regular(files[key]) as file:
+            arrays[key] = _mapped(file, 0, os.fstat(file.fileno()).st_size)
     note = path / "about.json"
     if not note.exists():
         return arrays, {}
-    if note.stat().st_size > _TEXTS:
-        raise FileError("about.json is too large to be true; write it again")
-    about = json.loads(note.read_text(encoding="utf-8"))
+    about = json.loads(read_bounded(note, _TEXTS))
     if not isinstance(about, dict):
         raise FileError("about.json holds no table; write it again")
     return arrays, about
@@ -239,8 +265,8 @@ def _read_folder(path: Path) -> tuple[_Arrays, _About]:
 def _write_folder(path: Path, data: Labelled) -> None:
     for key, array in _arrays(data).items():
         np.save(path / f"{key}.npy", array, allow_pickle=False)
-    about = json.dumps({"encoder": data.encoder, "names": list(data.names)})
-    (path / "about.json").write_text(about, encoding="utf-8")
+    about = _note(data) | {"names": list(data.names)}
+    (path / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
 # --- safetensors
@@ -252,23 +278,23 @@ def _read_safetensors(path: Path) -> tuple[_Arrays, _About]:
     from safetensors import safe_open
 
     # Opening checks the header: its size, and that the tensors fill the file without overlap.
-    with safe_open(path, "numpy") as checked, open(path, "rb") as file:
+    with open_regular(path) as file, safe_open(path, "numpy") as checked:
         about = dict(checked.metadata() or {})
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    if set(header) != set(_KEYS):
-        raise FileError(f"it must hold {', '.join(_KEYS)}, not {', '.join(sorted(header)[:8])}")
-    about["names"] = json.loads(about.get("names", "[]"))
-    arrays: _Arrays = {}
-    for key, entry in header.items():
-        if entry["dtype"] not in _DTYPES:
-            raise FileError(f"{key} holds {entry['dtype']!r}; save it as F16 or F32")
-        if not math.prod(entry["shape"]):
-            raise FileError(f"{key} is an empty array; write it again")
-        start = 8 + length + entry["data_offsets"][0]
-        shape = tuple(entry["shape"])
-        arrays[key] = np.memmap(path, _DTYPES[entry["dtype"]], "c", start, shape)
+        header.pop("__metadata__", None)
+        if set(header) != set(_KEYS):
+            raise FileError(f"it must hold {', '.join(_KEYS)}, not {', '.join(sorted(header)[:8])}")
+        about["names"] = json.loads(about.get("names", "[]"))
+        arrays: _Arrays = {}
+        for key, entry in header.items():
+            if entry["dtype"] not in _DTYPES:
+                raise FileError(f"{key} holds {entry['dtype']!r}; save it as F16 or F32")
+            if not math.prod(entry["shape"]):
+                raise FileError(f"{key} is an empty array; write it again")
+            start = 8 + length + entry["data_offsets"][0]
+            shape = tuple(entry["shape"])
+            arrays[key] = np.memmap(file, _DTYPES[entry["dtype"]], "c", start, shape)
     return arrays, about
 
 
@@ -278,9 +304,7 @@ def _write_safetensors(file: IO[bytes], data: Labelled) -> None:
     The library's own writer takes whole arrays in memory.
     """
     ordered = sorted(_arrays(data).items(), key=lambda item: -item[1].itemsize)
-    header: dict[str, Any] = {
-        "__metadata__": {"encoder": data.encoder, "names": json.dumps(data.names)}
-    }
+    header: dict[str, Any] = {"__metadata__": _note(data)}
     end = 0
     for key, array in ordered:
         begin, end = end, end + array.nbytes

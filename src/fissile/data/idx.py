@@ -10,6 +10,7 @@ import gzip
 import math
 import os
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError
-from fissile.data.disk import PACKED, reading
+from fissile._common.files import open_regular
+from fissile.data.disk import most_unpacked, reading
 from fissile.data.sets import Labelled
 
 FILES = (
@@ -35,12 +37,11 @@ def read_idx(path: str | os.PathLike[str], most: int = _MOST) -> NDArray[np.uint
     >>> read_idx("t10k-labels-idx1-ubyte.gz")[:3]
     array([9, 2, 1], dtype=uint8)
     """
-    with reading(path):
-        with open(path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        most = min(most, os.path.getsize(path) * (PACKED if packed else 1))
-        with gzip.open(path) if packed else open(path, "rb") as file:
-            return _array(file, most)
+    with reading(path), open_regular(path) as raw:
+        packed, size = raw.read(2) == b"\x1f\x8b", os.fstat(raw.fileno()).st_size
+        raw.seek(0)
+        with gzip.open(raw) if packed else nullcontext(raw) as file:
+            return _array(file, min(most, most_unpacked(size) if packed else size))
 
 
 def read_idx_folder(path: Path, names: tuple[str, ...] = (), most: int = _MOST) -> Labelled:

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError
-from fissile.data.disk import IN_MEMORY
+from fissile.data.disk import IN_MEMORY, most_unpacked
+from fissile.data.footer import claims
 
 _ROWS = 4096  # read in one go, or fewer:
 _BATCH = 2**24  # bytes of them
 _WIDEST = 2**16
-_RATIO, _SPARE = 100, 2**24  # features are packed no smaller than a hundredth, but for a few bytes
 _SPLITS = ("train", "test")
 
 
@@ -30,12 +30,12 @@ def read_tables(paths: list[Path]) -> tuple[dict[str, NDArray[Any]], dict[str, A
     """
     from pyarrow import parquet  # type: ignore[import-untyped]
 
+    few = min(_few(path) for path in paths)
     metadata = parquet.read_schema(paths[0]).metadata or {}
     names = json.loads(metadata.get(b"names", b"[]"))
     about = {"encoder": metadata.get(b"encoder", b"").decode(), "names": names}
     pieces: dict[str, list[NDArray[Any]]] = {f"{k}_{s}": [] for k in "xy" for s in _SPLITS}
     size = 0
-    few = min(_few(path) for path in paths)
     for batch in rows(paths, ["features", "label", "split"], few, once=["split"]):
         x, y, split = _matrix(batch.column(0)), _labels(batch.column(1)), _split(batch.column(2))
         for name in _SPLITS:
@@ -83,26 +83,16 @@ def total(paths: list[Path]) -> int:
     >>> total(sorted(Path("features").glob("*.parquet")))
     60000
     """
-    from pyarrow import parquet
-
-    return sum(int(parquet.read_metadata(path).num_rows) for path in paths)
+    return sum(claims(path, "")[1] for path in paths)
 
 
 def _few(path: Path) -> int:
-    """Return how many rows to read in one go; refuse a file that claims more than it can hold.
-
-    Equal numbers cost next to nothing in a table, and features are not equal.
-    """
-    from pyarrow import parquet
-
-    about = parquet.read_metadata(path)
-    groups = [about.row_group(k) for k in range(about.num_row_groups)]
-    columns = [group.column(j) for group in groups for j in range(about.num_columns)]
-    numbers = sum(int(c.num_values) for c in columns if c.path_in_schema.startswith("features"))
+    """Return how many rows to read in one go; refuse a file that claims more than it can hold."""
+    on_disk, rows, numbers = claims(path, "features")
     size = 8 * numbers
-    if size > min(IN_MEMORY, _SPARE + _RATIO * path.stat().st_size):
+    if size > most_unpacked(on_disk):
         raise FileError(f"{path.name} claims {size:,} bytes, too many to be true; use .safetensors")
-    width = -(-numbers // max(1, int(about.num_rows)))
+    width = -(-numbers // max(1, rows))
     if width > _WIDEST:
         raise FileError(f"features have {width:,} numbers, more than {_WIDEST:,}; give fewer")
     return max(1, min(_ROWS, _BATCH // (8 * max(1, width))))

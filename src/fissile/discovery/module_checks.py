@@ -226,7 +226,7 @@ def _parameter_trouble(layer: nn.Module) -> str | None:
             return "its parameters are on the meta device and have no values"
         if parameter.is_complex():
             return "its weights are complex numbers; only real ones can be split"
-        if not parameter.is_floating_point():
+        if not parameter.is_floating_point() or parameter.itemsize < 2:
             return f"it is quantized ({parameter.dtype}); expand the model before quantizing it"
         if type(parameter) is not nn.Parameter:
             return f"its parameters are not plain ones but {type(parameter).__name__}"

@@ -42,8 +42,6 @@ _ALONE = (
     "it is the whole model, and no layer reads its neurons; give a model that holds two layers, "
     "such as nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 1))"
 )
-
-
 _DIFFERENT = "it is wired differently in training and in evaluation"
 _UNSEEN = "nothing that could be traced calls it"
 _MODULE = set(vars(nn.Module()))

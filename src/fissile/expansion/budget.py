@@ -146,7 +146,8 @@ def _count(layer: str, module: nn.Module, key: str, parameter: Tensor) -> Count:
     if isinstance(module, SparseLayer):
         return Count(layer, "weight", module.nonzeros())
     if parameter.ndim >= 2:
-        count = torch.count_nonzero(parameter.detach())
+        value = parameter.detach()  # torch cannot count in floats of eight bits
+        count = torch.count_nonzero(value.float() if value.itemsize == 1 else value)
         # Of a sharded parameter, every process counts its own part.
         whole = count.full_tensor() if hasattr(count, "full_tensor") else count
         return Count(layer, "weight", int(whole))

@@ -44,6 +44,8 @@ from fissile.layers import (
 
 #: The name under which the configs of transformers models hold a recipe.
 METHOD = "fissile"
+#: Of recipes in files and configs.
+VERSION = 1
 
 _KINDS = {
     kind.kind: kind
@@ -131,7 +133,8 @@ def note(model: nn.Module) -> None:
     recipe = recipe_of(model)
     with suppress(Exception):  # foreign code: a config that takes no notes stays without
         if recipe["layers"] and (entry is None or ours):
-            config.quantization_config = {"quant_method": METHOD, "recipe": recipe}
+            about = {"quant_method": METHOD, "version": VERSION}
+            config.quantization_config = about | {"recipe": recipe}
         elif ours:
             del config.quantization_config
 
@@ -298,7 +301,7 @@ def _check_pairs(
 
 def _whole(name: str, entry: Mapping[str, Any], key: str) -> int:
     value = entry.get(key)
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 0 < value < 2**31:
         raise FileError(f"{name!r} has {key}={value!r} in the recipe")
     return value
 

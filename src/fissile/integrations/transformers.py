@@ -14,7 +14,12 @@ A model made anew from an expanded one's config is dense and as wide as the chil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,12 +28,13 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fissile._common.errors import FileError, FissileError, needs
+from fissile._common.files import read_bounded
 from fissile.discovery.module_checks import is_layer
 from fissile.expansion.optimizer import check_optimizer
 from fissile.expansion.saving import make_savable
-from fissile.expansion.structure import METHOD, rebuild, renamed
+from fissile.expansion.structure import METHOD, VERSION, rebuild, renamed
 from fissile.integrations.scheduled_expansion import ScheduledExpansion, check_places, describe
-from fissile.io.safetensors import check_patterns, check_tensors, naming
+from fissile.io.safetensors import check_patterns, check_tensors, naming, opened_file
 from fissile.layers import SparseLayer
 
 needs("transformers", "transformers")
@@ -41,6 +47,7 @@ from transformers import (  # noqa: E402
     TrainerState,
     TrainingArguments,
 )
+from transformers.models.auto.configuration_auto import AutoConfig  # noqa: E402
 from transformers.quantizers.auto import (  # noqa: E402
     register_quantization_config,
     register_quantizer,
@@ -55,6 +62,9 @@ _LOGGED = ("nonzeros", "neurons", "dead")
 #: What only expanded layers have in a file.
 _STRUCTURE = ("owner", "mask", "degree")
 _ALIGNED = 64  # bytes, as torch allocates
+_CONFIG = 2**24  # bytes of a config.json
+#: A model may want so many times the numbers that its files hold, and those of a new head.
+_MORE, _HEAD = 2, 2**24
 
 
 class ExpandAt(ScheduledExpansion, TrainerCallback):
@@ -192,9 +202,11 @@ def _check_carried(optimizer: Optimizer, model: nn.Module) -> None:
 class ExpandedConfig(QuantizationConfigMixin):
     """The recipe as transformers hands it over from ``config.json``."""
 
-    def __init__(self, recipe: Any = None, **_: Any) -> None:
+    def __init__(self, recipe: Any = None, version: Any = VERSION, **_: Any) -> None:
+        if version != VERSION:
+            raise FileError(f"its recipe is of version {version!r}, not {VERSION}; update fissile")
         self.quant_method = METHOD  # type: ignore[assignment]  # their enumeration is closed
-        self.recipe = recipe
+        self.recipe, self.version = recipe, version
 
 
 @register_quantizer(METHOD)
@@ -225,6 +237,10 @@ class ExpandedLoader(HfQuantizer):
                 "an expanded model is read from safetensors files only; save it again with "
                 "save_pretrained"
             )
+        held = _contents(checkpoint_files or ())[1]
+        wanted = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+        if checkpoint_files and wanted > _MORE * held + _HEAD:
+            raise FileError(f"config.json wants {wanted:,} numbers, and the files hold {held:,}")
         with naming("config.json"):
             rebuild(model, _recipe_for(model, self.quantization_config.recipe))
         self._empty = model.state_dict()
@@ -248,6 +264,73 @@ class ExpandedLoader(HfQuantizer):
             if isinstance(layer, SparseLayer):
                 _check_loaded(name, layer)
         check_patterns(model, tensors)
+
+
+def _guard(kind: type[Any]) -> None:
+    """Let ``from_pretrained`` of a folder of ours answer what is torn or foreign with our error.
+
+    transformers builds a model before it looks at the weights, and what a config or a file that is
+    not whole runs into there is an error of torch, safetensors or any model's own code.
+    """
+    plain = kind.from_pretrained.__func__
+
+    @functools.wraps(plain)
+    def from_pretrained(cls: Any, folder: Any, *args: Any, **given: Any) -> Any:
+        path = Path(str(folder), given.get("subfolder") or "")
+        if not path.is_dir() or not (text := _text_of_ours(path)):
+            return plain(cls, folder, *args, **given)
+        try:
+            _check_config(path, text)
+            return plain(cls, folder, *args, **given)
+        except FissileError as error:
+            why = str(error)
+            raise FileError(why if str(path) in why else f"{path}: {why}") from None
+        except Exception as error:  # foreign code raises what it likes
+            why = f"{type(error).__name__}: {str(error).strip()[:300]}"
+            raise FileError(f"{path}: transformers cannot load it: {why}") from error
+
+    kind.from_pretrained = classmethod(from_pretrained)
+
+
+def _text_of_ours(folder: Path) -> bytes:
+    """Return the config of a folder if its model was expanded, as the config or a file shows."""
+    file = folder / "config.json"
+    text = read_bounded(file, _CONFIG) if file.exists() else b" "
+    ours = f'"quant_method": "{METHOD}"'.encode() in text
+    with suppress(FileError):
+        names = () if ours else _contents(folder.glob("*.safetensors"))[0]
+        ours = ours or any(name.endswith(".owner") for name in names)
+    return text if ours else b""
+
+
+def _check_config(folder: Path, text: bytes) -> None:
+    """Refuse a config without a recipe, or of more layers and labels than the files can hold."""
+    with naming(folder / "config.json"):
+        left = [config := json.loads(text)]
+        if config["quantization_config"]["quant_method"] != METHOD:
+            raise FileError("it does not say that the model is expanded; get the folder again")
+        names, held = _contents(folder.glob("*.safetensors"))
+        while names and left:
+            for key, value in left.pop().items():
+                left += [value] * isinstance(value, dict)
+                most = len(names) if "layer" in key else held if key == "num_labels" else math.inf
+                if type(value) is int and value > most:
+                    raise FileError(f"{key}={value:,} is more than the files can hold")
+
+
+def _contents(files: Iterable[str | Path]) -> tuple[list[str], int]:
+    """Return the names of the tensors in some files, and how many numbers they have."""
+    names, numbers = [], 0
+    for path in files:
+        with opened_file(path) as file:
+            found = list(file.keys())
+            numbers += sum(math.prod(file.get_slice(name).get_shape()) for name in found)
+            names += found
+    return names, numbers
+
+
+for _kind in (PreTrainedModel, AutoConfig):
+    _guard(_kind)
 
 
 def _recipe_for(model: PreTrainedModel, recipe: Any) -> Any:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.sparse import SparseSemiStructuredTensor
 
 from fissile._common.errors import FileError, needs
-from fissile.expansion.structure import rebuild, recipe_of
+from fissile.expansion.structure import VERSION, rebuild, recipe_of
 from fissile.io.safetensors import (
-    VERSION,
+    check_mlp,
     check_patterns,
     check_sizes,
     check_tensors,
@@ -61,7 +61,6 @@ def described(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = packs.for_file(model, tensors)
         for name, entry in packed.items():
             recipe["layers"][name] |= entry
-        recipe["crc32"] = packs.checksum(tensors)
     return tensors, recipe
 
 
@@ -111,7 +110,7 @@ def _load_packed(
     device: torch.device | str,
 ) -> nn.Module:
     """Fill a dense model with a packed file, in the file's dtypes."""
-    packs.verify(tensors, recipe)
+    packs.check_layouts(recipe)
     tied = packs.ties_in(model)
     for name, entry in recipe["layers"].items():
         with suppress(AttributeError):  # rebuild says what is missing
@@ -144,7 +143,7 @@ def _home(model: nn.Module, device: torch.device | str) -> torch.device | str:
 def _empty_mlp(recipe: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     if recipe.get("mlp") is None:
         raise FileError("the file does not say how the model is built; give load() the model")
-    # On the meta device nothing is allocated, whatever sizes a hostile recipe claims.
+    check_mlp(recipe["mlp"], tensors)
     model = MLP.from_recipe(recipe["mlp"], device="meta")
     for name, module in model.named_modules():
         slopes = tensors.get(f"{name}.weight")

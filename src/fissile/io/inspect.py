@@ -17,7 +17,10 @@ from fissile._common.errors import FileError, FissileError, needs
 from fissile.expansion.structure import read_pairs, rebuild
 from fissile.io import safetensors
 from fissile.layers import MaskedConv2d, MaskedLinear, SparseLayer
-from fissile.packed.files import from_file, is_packed, kernel_in, verify
+from fissile.packed.files import check_layouts, from_file, is_packed, kernel_in
+
+#: Modules around the layers: each is some thousand bytes, and a dot in a name is one.
+_PARTS = 2**16
 
 
 class Content(NamedTuple):
@@ -47,7 +50,7 @@ def read(path: str | os.PathLike[str]) -> Content:
         safetensors.names_in(recipe.get("frozen", []))
         read_pairs(recipe)
         if is_packed(recipe):
-            verify(tensors, recipe)
+            check_layouts(recipe)
         else:
             safetensors.check_sizes(recipe["layers"], tensors)
         tree = tree_of({n: _empty(n, e, tensors) for n, e in recipe["layers"].items()})
@@ -84,6 +87,8 @@ def _empty(name: str, entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
 
 def tree_of(layers: Mapping[str, SparseLayer]) -> nn.Module:
     """Return a module that has the layers under their dotted names, and nothing else."""
+    if sum(name.count(".") + 1 for name in layers) > _PARTS:
+        raise FileError(f"its layers' names have more than {_PARTS:,} parts in all")
     root = nn.Module()
     for name, layer in layers.items():
         *path, last = name.split(".")

@@ -20,7 +20,6 @@ from fissile.layers import SparseLayer
 from fissile.packed.convert import inline_layers, packed_layer, stream_of, unpacked_layer
 from fissile.packed.files import (
     PATTERN,
-    checksum,
     dense_bytes,
     entries_of,
     expanded_entry,
@@ -76,7 +75,7 @@ def pack_file(
     tensors = for_file(tree, fellows | tree.state_dict())
     entries = entries_of(tree)
     recipe["layers"] = {name: recipe["layers"][name] | entry for name, entry in entries.items()}
-    _write(tensors, recipe | {"crc32": checksum(tensors)}, Path(to))
+    _write(tensors, recipe, Path(to))
     return Packing(
         os.path.getsize(path),
         os.path.getsize(to),
@@ -99,7 +98,6 @@ def unpack_file(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Non
         raise FileError(f"{path}: it is not packed")
     olds = {n: unpacked_layer(m) if isinstance(m, Packed) else m for n, m in layers.items()}
     recipe["layers"] = {name: expanded_entry(e) for name, e in recipe["layers"].items()}
-    del recipe["crc32"]
     _write(others | tree_of(olds).state_dict(), recipe, Path(to))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from fissile._common.errors import FileError, FissileError
-from fissile._common.files import atomic_write
+from fissile._common.files import atomic_write, open_regular
+from fissile.expansion.structure import VERSION
 from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
 from fissile.packed import files as packs
 from fissile.packed.files import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
 
-VERSION = 1
 #: Whatever a recipe that fits no model runs into, it becomes one clear error.
 _MISFITS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError,
@@ -28,22 +29,18 @@ _MISFITS = (
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a file and its recipe, of which no more is known than its version."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt") as file:
+        with opened_file(path) as file:
             metadata = file.metadata() or {}
             if "fissile" not in metadata:
                 raise FileError("not a fissile file: it has no recipe in its metadata")
-            recipe = json.loads(opened(lengthened(metadata["fissile"])))
+            recipe = _parsed(opened(lengthened(metadata["fissile"])))
             # Cloned: tensors that lie askew in the file's buffer round a little differently.
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-    except FileError as error:
-        raise FileError(f"{path}: {error}") from None
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"{path}: not a readable safetensors file: {error}") from None
+    except FileError:
+        raise
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: the recipe is damaged: {error}") from None
+        raise FileError(f"{path}: the recipe is damaged: {_first(error)}") from None
     if not isinstance(recipe, dict) or not isinstance(recipe.get("layers"), dict):
         raise FileError(f"{path}: the recipe is damaged: it names no layers")
     if recipe.get("version") != VERSION:
@@ -51,7 +48,45 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path}: written in version {recipe.get('version')!r} of the format, this is "
             f"version {VERSION}; update fissile"
         )
+    with naming(path):
+        _check_names(tensors, recipe)
+        if recipe.pop("crc32", None) != packs.checksum(tensors):
+            raise FileError("the tensors are not those that were written: their checksum differs")
     return tensors, recipe
+
+
+@contextmanager
+def opened_file(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Open a safetensors file that is one: the library would wait for a FIFO."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with open_regular(path), safe_open(path, framework="pt") as file:
+            yield file
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from None
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{path}: not a readable safetensors file: {_first(error)}") from None
+
+
+def _parsed(text: str) -> Any:
+    """Read a recipe; no number in one is NaN."""
+    numbers = {"Infinity": math.inf, "-Infinity": -math.inf}  # NaN is a KeyError
+    try:
+        return json.loads(text, parse_constant=numbers.__getitem__)
+    except KeyError:
+        raise ValueError("a number in it is NaN") from None
+
+
+def _first(error: Exception) -> str:
+    """Return the first line of an error: behind it may be a trace of C++."""
+    return str(error).strip().split("\n")[0][:300]
+
+
+def _check_names(tensors: Iterable[str], recipe: Mapping[str, Any]) -> None:
+    """Refuse names that could be commands to the terminal that they are shown on."""
+    if strange := [name for name in (*tensors, *recipe["layers"]) if not name.isprintable()]:
+        raise FileError(f"the name {strange[0][:80]!r} is no plain text; rename it")
 
 
 @contextmanager
@@ -62,18 +97,27 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     except FissileError as error:
         raise FileError(f"{path}: {error}") from None
     except _MISFITS as error:
-        raise FileError(f"{path}: the recipe and the tensors do not fit: {error}") from None
+        raise FileError(f"{path}: the recipe and the tensors do not fit: {_first(error)}") from None
 
 
 def write(tensors: dict[str, Tensor], recipe: dict[str, Any], path: Path, **notes: str) -> None:
-    """Write tensors, a recipe and other notes; a file already there is replaced whole or not."""
+    """Write tensors, a recipe and other notes; a file already there is replaced whole or not.
+
+    Both have a checksum: the tensors' is in the recipe, the recipe's before it.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    text = json.dumps(recipe, separators=(",", ":"))
-    text = shortened(sealed(text)) if packs.is_packed(recipe) else text
+    text = json.dumps(recipe | {"crc32": packs.checksum(tensors)}, separators=(",", ":"))
+    try:  # what could not be read is not written
+        _check_names(tensors, recipe)
+        _parsed(lengthened(text))
+    except ValueError as error:
+        raise FileError(f"could not write {path}: {error}") from None
+    text = shortened(sealed(text)) if packs.is_packed(recipe) else sealed(text)
     with atomic_write(path) as file:
         try:
+            notes = {key: sealed(note) for key, note in notes.items()}
             save_file(tensors, file.name, {"fissile": text, **notes})
         except SafetensorError as error:
             raise FileError(f"could not write {path}: {error}") from None
@@ -84,6 +128,19 @@ def names_in(names: Any) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise FileError("the recipe is damaged: what does not learn is no list of names")
     return names
+
+
+def check_mlp(mlp: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Let no MLP be built that has more layers than the file, or larger ones than it could fill."""
+    sizes, wide = mlp["sizes"], mlp.get("embedding")
+    step = 2 + bool(mlp.get("layer_norm")) + bool(mlp.get("dropout"))
+    for at, size in enumerate(sizes[1:]):
+        bias = tensors.get(f"layers.{step * at}.bias")
+        if bias is None or type(size) is not int or size < 1 or bias.numel() % size:
+            raise FileError(f"the recipe has a layer of {size!r} neurons, and the file has not")
+    most = packs.places_for(tensors.values())
+    if any(type(one) is not int or not 0 < one <= most for one in (sizes[0], wide or 1)):
+        raise FileError(f"the recipe has {sizes[0]!r} inputs, more than the file can be for")
 
 
 def check_sizes(layers: dict[str, dict[str, Any]], tensors: dict[str, Tensor]) -> None:

@@ -315,6 +315,7 @@ class FissileClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.class_weight is None:
             return None
         weights: Array = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
+        search.check_weights(weights)
         return weights
 
     def _task(self, data: Data, labels: Array) -> two_phase.Task:

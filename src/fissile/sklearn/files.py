@@ -23,12 +23,14 @@ from fissile.io import safetensors
 from fissile.io.files import described, load
 from fissile.layers import all_weights
 from fissile.layers.mlp import MLP
+from fissile.packed.files import lengthened, opened
 from fissile.sklearn.search import outputs_for
 
 if TYPE_CHECKING:
     from fissile.sklearn.classifier import FissileClassifier
 
 _KEY, _VERSION = "fissile.sklearn", 1
+_ROOM = 2**24  # bytes that an array of labels may always take
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
     "float32", "float64",
@@ -61,7 +63,7 @@ def read(kind: type[_Classifier], path: str | os.PathLike[str]) -> _Classifier:
     if text is None:
         raise FileError(f"{path}: holds a network but no classifier; read it with fissile.load")
     try:
-        classifier = _noted(kind, json.loads(text), model)
+        classifier = _noted(kind, json.loads(opened(lengthened(text))), model)
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -73,15 +75,10 @@ def read(kind: type[_Classifier], path: str | os.PathLike[str]) -> _Classifier:
 
 
 def _header(path: str | os.PathLike[str]) -> tuple[dict[str, list[int]], str | None]:
-    """Return the shapes of a file's tensors, and its note; nothing if it cannot be read."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-            return shapes, (file.metadata() or {}).get(_KEY)
-    except (OSError, SafetensorError):
-        return {}, None  # load says what is wrong
+    """Return the shapes of a file's tensors, and its note if it has one."""
+    with safetensors.opened_file(path) as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        return shapes, (file.metadata() or {}).get(_KEY)
 
 
 def _note(classifier: FissileClassifier) -> dict[str, Any]:
@@ -107,6 +104,8 @@ def _class_note(classes: NDArray[Any]) -> dict[str, Any]:
         raise FileError("cannot save labels that are neither numbers nor strings; number them")
     if kind not in ("str", "object", *_NUMBERS):
         raise FileError(f"cannot save labels of {classes.dtype}; use numbers or strings")
+    if kind == "str":
+        _check_width(values)
     return {"dtype": kind, "values": values}
 
 
@@ -177,11 +176,19 @@ def _plan(note: dict[str, Any]) -> Plan:
     return Plan(**values, prune=Prune(**prune, saliency=saliency))
 
 
+def _check_width(labels: list[str]) -> None:
+    """Refuse one label much longer than the others: numpy makes room for it in every place."""
+    if 4 * len(labels) * max(map(len, labels), default=0) > _ROOM + 64 * sum(map(len, labels)):
+        raise FileError("one of the labels is far longer than the others; shorten it")
+
+
 def _classes(note: dict[str, Any]) -> NDArray[Any]:
     values, dtype = note["values"], note["dtype"]
     if dtype in ("str", "object"):
         if not all(isinstance(value, str) for value in values):
             raise ValueError("its labels are not strings")
+        if dtype == "str":
+            _check_width(values)
         classes: NDArray[Any] = np.array(values, dtype=dtype)
     elif dtype in _NUMBERS:
         classes = np.array(values, dtype=dtype)

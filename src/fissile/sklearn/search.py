@@ -270,13 +270,8 @@ class PlanSearch:
         if self.weights is None:
             return None
         each = self.weights[y]
-        mean = float(each.mean())
-        if not 0 < mean < math.inf or bool((each < 0).any()):
-            raise FissileError(
-                f"class_weight comes to {self.weights.tolist()}; give finite weights, none of them "
-                "negative and not all of them zero"
-            )
-        return torch.tensor(each / mean, dtype=torch.float32)
+        check_weights(each)
+        return torch.tensor(each / float(each.mean()), dtype=torch.float32)
 
     def _score(self, module: nn.Module, x: Array, y: Array) -> float:
         return self._mean(guess(logits(module, x)).numpy() == y, y)
@@ -286,6 +281,15 @@ class PlanSearch:
         if weights is not None and not weights.any():  # nothing that was held out counts
             return 0.0
         return float(np.average(each, weights=weights))
+
+
+def check_weights(weights: Array) -> None:
+    """Refuse weights of classes that nothing can be learned by."""
+    if not 0 < float(weights.mean()) < math.inf or bool((weights < 0).any()):
+        raise FissileError(
+            f"class_weight comes to {np.unique(weights).tolist()}; give finite weights, none of "
+            "them negative and not all of them zero"
+        )
 
 
 @torch.no_grad()

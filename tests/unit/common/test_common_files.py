@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from fissile import FileError
-from fissile._common.files import atomic_write
+from fissile._common.files import atomic_write, open_regular, read_bounded
 
 posix = pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 
@@ -178,3 +178,35 @@ def test_the_umask_is_never_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("os.umask is not thread-safe"))
     with atomic_write(tmp_path / "file"):
         pass
+
+
+# ---- reading
+
+
+@posix
+def test_only_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo")  # which nobody ever writes to
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("fifo", "zero"):
+        for read in (open_regular, lambda path: read_bounded(path, 10)):
+            with pytest.raises(FileError, match="it is not a regular file; give one"):
+                read(tmp_path / name)
+    for missing in (tmp_path, tmp_path / "no"):
+        with pytest.raises(OSError, match="directory"):
+            open_regular(missing)
+
+
+def test_no_more_is_read_than_may_be(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert read_bounded(path, 5) == b"12345"
+    assert read_bounded(path, 2**62) == b"12345", "room is made for what the file has"
+    with pytest.raises(FileError, match="file has more than 4 bytes; get it again"):
+        read_bounded(path, 4)
+
+
+def test_an_error_never_commands_the_terminal_and_is_never_long():
+    error = FileError("\x1b[2J" + "a" * 10**6 + "\nadvice")
+    assert str(error).isprintable()
+    assert len(str(error)) < 5000
+    assert str(error).endswith("\\nadvice")

@@ -147,7 +147,10 @@ def test_entries_are_whole():
         assert (entry.kind == "features") == bool(entry.encoder)
         assert len(entry.shape) == {"text": 0, "features": 1}.get(entry.kind, len(entry.shape))
         for remote in entry.urls:
-            assert re.fullmatch(r"([0-9a-f]{32})?", remote.md5)
+            assert re.fullmatch(r"[0-9a-f]{32}", remote.md5)
+            assert 0 < remote.size < 2**28
+            if "githubusercontent" in remote.url:  # one revision: what is there cannot change
+                assert re.search(r"/[0-9a-f]{40}/", remote.url)
             home = Path(remote.to).parts[0]
             assert any(layout.path == home for layout in entry.files), "downloads are found again"
     for name in ENTRIES:
@@ -185,7 +188,7 @@ def test_a_check_finds_nothing_wrong(tmp_path, monkeypatch):
     folder = fashion(tmp_path)
     right = images(20, 10, (28, 28), 10).fingerprint()
     md5s = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in folder.iterdir()}
-    remotes = tuple(Remote("", f"fashion-mnist/{name}", md5) for name, md5 in md5s.items())
+    remotes = tuple(Remote("", f"fashion-mnist/{name}", md5, 999) for name, md5 in md5s.items())
     known(monkeypatch, fingerprint="", urls=remotes)
     report = check.check("fashionmnist", tmp_path)
     assert report.problems == ()
@@ -196,7 +199,7 @@ def test_a_check_finds_nothing_wrong(tmp_path, monkeypatch):
     text = "\n".join(report.facts)
     for fact in ("20 training and 10 test", "10 classes, 2 training samples each", right):
         assert fact in text
-    assert text.count("has the md5 its source publishes") == 4
+    assert text.count("has the md5 of its source") == 4
     repacked = folder / "t10k-images-idx3-ubyte.gz"
     repacked.write_bytes(gzip.compress(gzip.decompress(repacked.read_bytes()), 1, mtime=1))
     report = check.check("fashionmnist", tmp_path)

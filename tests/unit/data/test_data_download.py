@@ -152,13 +152,12 @@ def test_a_file_of_unknown_length(site, to):
     assert set(seen) == {None}
 
 
-def test_too_many_bytes_are_refused(site, to, monkeypatch):
-    monkeypatch.setattr(module, "_MOST", 1000)
+def test_too_many_bytes_are_refused(site, to):
     with pytest.raises(FileError, match="has 1,048,576 bytes, more than 1,000; refused"):
-        download(site.url, to)
+        download(site.url, to, most=1000)
     site.length = False
     with pytest.raises(FileError, match="sends more than it said"):
-        download(site.url, to)
+        download(site.url, to, most=1000)
     assert not to.exists()
 
 
@@ -258,3 +257,11 @@ def test_a_server_that_never_answers(site, to, monkeypatch):
     with pytest.raises(FileError, match="timed out; see that you are connected"):
         download(site.url, to)
     assert started.is_set()
+
+
+def test_what_a_server_says_never_commands_the_terminal(site, to, monkeypatch):
+    send = Handler.send_response
+    monkeypatch.setattr(Handler, "send_response", lambda self, _: send(self, 404, "\x1b[2Jgone"))
+    with pytest.raises(FileError, match="the server answers 404") as refused:
+        download(site.url, to)
+    assert str(refused.value).isprintable()

@@ -167,3 +167,27 @@ def test_a_really_full_disk_keeps_the_old_file(tmp_path):
         assert str(path) in line
         assert same(read_features(path))
     assert sorted(os.listdir(tmp_path)) == sorted(FORMATS)
+
+
+@pytest.mark.parametrize("name", ["f.npz", "f.safetensors", "f"])
+def test_other_numbers_than_those_written_are_refused(name, tmp_path):
+    data = features()
+    write_features(tmp_path / name, data)
+    file = tmp_path / name / "x_test.npy" if name == "f" else tmp_path / name
+    whole = file.read_bytes()
+    at = whole.index(data.x_test.tobytes()) + 3
+    file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(FileError, match=f"^{tmp_path / name}: .*(its checksum differs|Bad CRC-32)"):
+        read_features(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["f.safetensors", "f"])
+def test_features_of_a_later_version_ask_for_it(name, tmp_path):
+    write_features(tmp_path / name, features())
+    file = tmp_path / name / "about.json" if name == "f" else tmp_path / name
+    whole = file.read_bytes()
+    text = b'"version": "1"'
+    assert text in whole
+    file.write_bytes(whole.replace(text, b'"version": "2"'))
+    with pytest.raises(FileError, match="written in version '2'; update fissile"):
+        read_features(tmp_path / name)

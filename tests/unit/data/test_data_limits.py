@@ -22,9 +22,10 @@ from PIL import Image
 from pyarrow import parquet
 
 from fissile import FileError
+from fissile._common.errors import printable
 from fissile.data import catalogue, cifar, read_features, tables, write_features
 from fissile.data.cifar import read_cifar
-from fissile.data.disk import _printable, reading, replacing_folder
+from fissile.data.disk import reading, replacing_folder
 from fissile.data.embed.sources import decode, of_folder
 from fissile.data.idx import read_idx
 
@@ -185,7 +186,7 @@ def test_no_file_speaks_to_the_terminal(tmp_path):
     with pytest.raises(FileError) as caught, reading(f"{tmp_path}/{CLEAR}"):
         raise RuntimeError(CLEAR)
     assert str(caught.value).isprintable()
-    assert _printable("dög – “naïve”") == "dög – “naïve”"
+    assert printable("dög – “naïve”", 99) == "dög – “naïve”"
 
 
 @pytest.mark.parametrize("told", [{"encoder": CLEAR}, {"names": ("a", CLEAR, "c")}])

@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 from wired import Net, Unreadable, filters, halved, pair, places, why
 
-from fissile import MLP, expand
+from fissile import MLP, FissileError, expand, nonzeros
 from fissile.discovery import discover
 
 
@@ -426,3 +426,11 @@ def test_modules_under_two_names():
         assert not found.places
         assert len(found.refusals) == 6
     assert "parts.4.layers.0.weight and again.0" in why(model, "parts.4.layers.0")
+
+
+def test_floats_of_eight_bits_are_refused_and_counted():
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)).to(torch.float8_e4m3fn)
+    with pytest.raises(FissileError, match=r"float8_e4m3fn.*before quantizing it"):
+        expand(model, 2)
+    counted = int(model[0].weight.float().count_nonzero() + model[2].weight.float().count_nonzero())
+    assert nonzeros(model).weights == counted

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError
-from fissile._common.files import atomic_write
+from fissile._common.files import atomic_write, read_bounded
 
 
 class Part:
@@ -96,7 +96,7 @@ class Part:
     def _read(self) -> dict[str, int]:
         """Return how many rows are finished, or refuse rows of something else."""
         try:
-            about = json.loads((self.folder / "about.json").read_text(encoding="utf-8"))
+            about = json.loads(read_bounded(self.folder / "about.json", 2**20))
             what, done = dict(about["what"]), {k: int(about["done"][k]) for k in about["done"]}
         except FileNotFoundError:
             return self.done

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError, needs
+from fissile._common.files import open_regular
 from fissile.data.catalogue import ENTRIES, load, load_texts
 from fissile.data.disk import reading
 from fissile.data.sets import Labelled
@@ -138,7 +139,7 @@ def decode(path: str | os.PathLike[str]) -> Image:
     needs("PIL", "data")
     from PIL import Image
 
-    with reading(path), Image.open(path, formats=_FORMATS) as image:
+    with reading(path), open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
         if image.width * image.height > _PIXELS:
             raise FileError(f"it has more than {_PIXELS:,} pixels; make it smaller")
         return _eight_bits(image).convert("RGB")
