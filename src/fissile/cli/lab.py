@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
 from fissile._common.errors import FissileError
-from fissile._common.progress import duration
+from fissile._common.files import atomic_write
+from fissile._common.progress import duration, printable
 from fissile.bank import check_device
 from fissile.cli.common import (
     NAMES,
@@ -87,10 +88,11 @@ def status(out: Out = OUT) -> None:
     """Show every run of the store: how far it is, and what became of its claims."""
     with Store(out, create=False) as store:
         runs = store.runs()
-        print_status([load(store, one) for one in runs if readable(one)])
+        known = [one for one in runs if readable(one)]
+        print_status(load(store, one) for one in known)
         for one in runs:
-            if not readable(one):
-                typer.echo(f"Made by another version of fissile: {one.command}")
+            if one not in known:
+                typer.echo(printable(f"Made by another version of fissile: {one.command}"))
 
 
 @app.command(
@@ -166,8 +168,8 @@ def fidelity(
     if to is None:
         Console().print(Markdown(text))
     else:
-        with _writing(to):
-            to.write_text(text, encoding="utf-8")
+        with _writing(to, "w") as file:
+            file.write(text)
     typer.echo(f"{tally.text()}; {len(fits):,} readings compared with the paper.")
 
 
@@ -214,22 +216,28 @@ def _write(frame: Any, format: str, to: Path | None) -> None:
     """Write a table to a file or, text formats only, to the terminal."""
     if to is None and format == "parquet" and sys.stdout.isatty():
         raise FissileError("parquet is not for a terminal; give a file with --to")
-    target: Any = to if to is not None else sys.stdout
-    with _writing(to):
+    with _writing(to, "wb" if format == "parquet" else "w") as file:
         if format == "csv":
-            frame.to_csv(target, index=False)
+            frame.to_csv(file, index=False)
         elif format == "json":
-            frame.to_json(target, orient="records", indent=1)
+            frame.to_json(file, orient="records", indent=1)
         else:
-            frame.to_parquet(to if to is not None else sys.stdout.buffer, index=False)
+            frame.to_parquet(file, index=False)
         sys.stdout.flush()
 
 
 @contextmanager
-def _writing(to: Path | None) -> Iterator[None]:
-    """Turn what can go wrong with a file into one clear error."""
+def _writing(to: Path | None, mode: Literal["wb", "w"]) -> Iterator[Any]:
+    """Open a file that is replaced whole or not at all, or else the terminal or a pipe."""
     try:
-        yield
+        if to is None:
+            yield sys.stdout if mode == "w" else sys.stdout.buffer
+        elif to.exists() and not to.is_file():  # a pipe or a device, which nothing may replace
+            with open(to, mode) as file:
+                yield file
+        else:
+            with atomic_write(to, mode) as file:
+                yield file
     except BrokenPipeError:  # whoever read it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:

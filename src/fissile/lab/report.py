@@ -9,6 +9,7 @@ that the same results make the same report to the byte.
 from __future__ import annotations
 
 import base64
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 import fissile
 from fissile._common.errors import FileError, FissileError, needs
 from fissile._common.files import move_finished
-from fissile._common.progress import duration
+from fissile._common.progress import duration, printable
 from fissile.lab import plots
 from fissile.lab.claims import Status, Verdict
 from fissile.lab.frame import labelled, pick
@@ -56,7 +57,9 @@ def write(store: Store, folder: Path, *, ids: Iterable[str] = (), scale: str | N
 
     A report that is already there stays whole until the new one is finished beside it.
     """
-    found = [load(store, run) for run in latest(store, [s.id for s in find(ids)], scale)]
+    found = [
+        load(store, run, pictures=True) for run in latest(store, [s.id for s in find(ids)], scale)
+    ]
     if not found:
         raise FissileError("there is nothing to report; fill the store with `fissile run` first")
     folder = Path(folder)
@@ -249,7 +252,7 @@ def tables_markdown(results: Results) -> str:
         rows = [(labelled(published.along), *published.arms)]
         for place, cells in held.rows.items():
             rows.append((str(place), *map(_both, cells)))
-        on = f" on {results.foreign}" if results.foreign else ""
+        on = f" on {_markdown(results.foreign)}" if results.foreign else ""
         on += f" ({results.done})" if results.done else ""
         known = any(not isnan(cell.paper) for cell in held.cells)
         paper = ", and (the paper’s)" if known else "; the paper has none"
@@ -269,9 +272,9 @@ def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _markdown(text: str) -> str:
-    for special, shown in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*")):
-        text = text.replace(special, shown)
-    return " ".join(text.split())
+    """Return a text as Markdown shows it: names from data are never markup, a link or a formula."""
+    text = re.sub(r"[\\|*`~$]|\b_|_\b|\](?=\()", r"\\\g<0>", printable(" ".join(text.split())))
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 # --- the page

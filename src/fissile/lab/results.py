@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fissile._common.errors import FissileError
 from fissile.lab.claims import Claim, Verdict
 from fissile.lab.frame import after, table
-from fissile.lab.store import Provenance, Row, Run, Store
+from fissile.lab.store import Provenance, Row, Rows, Run, Store
 from fissile.lab.studies import CRITERION, STUDIES
 from fissile.lab.study import Study
 from fissile.lab.task import PAPERS_ENCODER, source
@@ -21,6 +21,9 @@ from fissile.lab.trial import Contender, Trial, Work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+_MOST = 2_000_000  # trials of a run
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,15 @@ class Results:
     study: Study
     run: Run
     works: Sequence[Work]
-    rows: Sequence[Row]
+    rows: Rows | Sequence[Row]
     converged: Sequence[Work] = ()
-    converged_rows: Sequence[Row] = ()
+    converged_rows: Rows | Sequence[Row] = ()
+    arrays: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
 
     @cached_property
     def frame(self) -> DataFrame:
         """One row for each finished trial, gains over dense included."""
-        held = {row.key: row.measures for row in [*self.rows, *self.converged_rows]}
+        held = _in_columns(self.rows) + _in_columns(self.converged_rows)
         return table([*self.works, *self.converged], held)
 
     @cached_property
@@ -63,12 +67,12 @@ class Results:
     @property
     def seconds(self) -> float:
         """The time that went into these trials, wherever they ran."""
-        return sum(row.seconds for row in self.rows)
+        return sum(_in_columns(self.rows).seconds)
 
     @property
     def provenances(self) -> list[Provenance]:
         """Who made these numbers: usually one machine and one commit."""
-        return list(dict.fromkeys(row.provenance for row in self.rows))
+        return list(dict.fromkeys(_in_columns(self.rows).provenances))
 
     @cached_property
     def pictures(self) -> dict[str, NDArray[Any]]:
@@ -77,11 +81,10 @@ class Results:
         The first layers of trial 0, NaN where a weight does not exist; or the accuracies in
         percent (trials, epochs), also by the time of the split: ``"random-4 after 5"``.
         """
-        held = {row.key: row.arrays for row in self.rows}
         found: dict[str, list[NDArray[Any]]] = {}
         dense: dict[int, NDArray[Any]] = {}
         for work in self.works:
-            arrays = held.get(work.key, {})
+            arrays = self.arrays.get(work.key, {})
             if not isinstance(work, Trial):
                 continue
             if "w1" in arrays and work.number == 0:
@@ -122,6 +125,10 @@ class Results:
         return _told(self.rows, self.works)
 
 
+def _in_columns(rows: Sequence[Row]) -> Rows:
+    return rows if isinstance(rows, Rows) else Rows(rows)
+
+
 def _told(rows: Sequence[Row], works: Sequence[Work]) -> str:
     return "" if len(rows) == len(works) else f"{len(rows):,} of {len(works):,} trials"
 
@@ -147,24 +154,29 @@ def _padded(curves: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.stack([np.pad(c, (0, longest - len(c)), constant_values=np.nan) for c in curves])
 
 
-def load(store: Store, run: Run) -> Results:
-    """Return what the store holds of a run.
+def load(store: Store, run: Run, *, pictures: bool = False) -> Results:
+    """Return what the store holds of a run, with what its figures show of single networks or not.
 
     >>> results = load(store, store.runs()[0])
     """
     study = STUDIES[run.study]
     works = study.works(run.scale, run.trials, run.changes)
     converged = study.converged(run.scale, run.changes)
-    rows, more = (store.rows([work.key for work in part]) for part in (works, converged))
-    return Results(study, run, works, rows, converged, more)
+    rows, more = (store.rows(work.key for work in part) for part in (works, converged))
+    shown = [work.key for work in works if pictures and getattr(work, "pictures", False)]
+    return Results(study, run, works, rows, converged, more, store.arrays(shown))
 
 
 def readable(run: Run) -> bool:
-    """Tell whether this version of fissile knows the run's study, scale and settings."""
+    """Return whether this version of fissile knows the run's study, scale and settings.
+
+    A run of more trials than anybody has computed would only keep its reader busy.
+    """
     try:
-        return bool(STUDIES[run.study].works(run.scale, run.trials, run.changes))
+        cells = STUDIES[run.study].works(run.scale, 1, run.changes)
     except (KeyError, FissileError):
         return False
+    return len(cells) * (run.trials or 1) <= _MOST
 
 
 def latest(store: Store, ids: Sequence[str] = (), scale: str | None = None) -> list[Run]:

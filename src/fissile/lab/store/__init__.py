@@ -20,12 +20,14 @@ import sqlite3
 import subprocess
 import sys
 import weakref
+import zipfile
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -37,7 +39,7 @@ from fissile.lab.compute import TrialResult
 from fissile.lab.store.database import advised, open_database, undamaged
 from fissile.lab.trial import Work
 
-__all__ = ["Provenance", "Row", "Run", "Store", "Time"]
+__all__ = ["Provenance", "Row", "Rows", "Run", "Store", "Time"]
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,84 @@ class Row:
     """One finished trial."""
 
     key: str
-    kind: str
-    spec: dict[str, Any]
     measures: dict[str, float]
-    arrays: dict[str, NDArray[Any]]
     provenance: Provenance
     seconds: float
     finished: str
+
+
+class Rows(Sequence[Row]):
+    """Finished trials, held in columns: hundreds of thousands of them must fit into memory.
+
+    >>> rows = store.rows(work.key for work in works)
+    >>> rows[0].measures["accuracy"], rows.columns()["accuracy"].mean()
+    """
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self.keys: list[str] = []
+        self.provenances: list[Provenance] = []
+        self.seconds, self.finished = array("d"), list[str]()
+        self._names: list[tuple[str, ...]] = []
+        self._starts, self._values = array("q"), array("d")
+        for row in rows:
+            names = tuple(row.measures)
+            self.append(
+                names, row.measures.values(), row.key, row.provenance, row.seconds, row.finished
+            )
+
+    def append(
+        self,
+        names: tuple[str, ...],
+        values: Iterable[float],
+        key: str,
+        provenance: Provenance,
+        seconds: float,
+        finished: str,
+    ) -> None:
+        """Add a trial; rows of equal names, provenance and time had better share the objects."""
+        self._starts.append(len(self._values))
+        self._values.extend(values)
+        self._names.append(names)
+        self.keys.append(key)
+        self.provenances.append(provenance)
+        self.seconds.append(seconds)
+        self.finished.append(finished)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        names, start = self._names[place], self._starts[place]
+        measures = dict(zip(names, self._values[start : start + len(names)], strict=True))
+        about = self.provenances[place], self.seconds[place], self.finished[place]
+        return Row(self.keys[place], measures, *about)
+
+    def __add__(self, more: Rows) -> Rows:
+        both = Rows()
+        for name, own in vars(self).items():
+            setattr(both, name, own + getattr(more, name))
+        shift = len(self._values)
+        both._starts = self._starts + array("q", [shift + start for start in more._starts])
+        return both
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """Return each measure of all trials, NaN where a trial has none."""
+        found: dict[str, NDArray[np.float64]] = {}
+        starts, values = np.array(self._starts), np.array(self._values)
+        known = {names: number for number, names in enumerate(dict.fromkeys(self._names))}
+        kinds = np.array([known[names] for names in self._names])
+        for names, number in known.items():
+            places = np.flatnonzero(kinds == number)
+            for offset, name in enumerate(names):
+                column = found.setdefault(name, np.full(len(self), np.nan))
+                column[places] = values[starts[places] + offset]
+        return found
 
 
 @dataclass(frozen=True)
@@ -163,6 +236,11 @@ def _values(result: TrialResult, made_by: str, now: str) -> tuple[object, ...]:
     )
 
 
+def _request(run: Run) -> str:
+    """Return what makes a run another one, as it is stored."""
+    return json.dumps([run.study, run.scale, run.trials, run.changes], sort_keys=True)
+
+
 def _plain(value: float) -> float | str | None:
     """Return a number as JSON can have it, which knows neither NaN nor infinity."""
     if math.isnan(value):
@@ -170,21 +248,74 @@ def _plain(value: float) -> float | str | None:
     return value if math.isfinite(value) else str(value)
 
 
-def _row_of(file: Path, values: tuple[Any, ...]) -> Row:
-    """Return a finished trial from its columns."""
-    key, kind, spec, measures, blob, made_by, seconds, finished = values
-    with undamaged(file, f"the trial {key}"):
-        numbers = {
-            name: math.nan if value is None else float(value)
-            for name, value in json.loads(measures).items()
-        }
-        arrays = {}
-        if blob:
-            with np.load(io.BytesIO(blob), allow_pickle=False) as arrays_file:
-                arrays = dict(arrays_file)
-        provenance = Provenance(**json.loads(made_by))
-        settings = json.loads(spec)
-        return Row(key, kind, settings, numbers, arrays, provenance, float(seconds), finished)
+def _text(value: object) -> str:
+    """Return what must be text, and such as a file can hold."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in the place of text")
+    value.encode()  # half of a letter, which JSON may hold, cannot be written anywhere
+    return value
+
+
+class _Reader:
+    """Turns columns of the database into rows; what many rows share is read and checked once."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, Provenance] = {}
+        self._shared: dict[Any, Any] = {}  # measures' names, and times
+
+    def names_and_values(self, measures: object) -> tuple[tuple[str, ...], list[float]]:
+        found = json.loads(_text(measures))
+        names = self._once(tuple(found), lambda names: [_text(name) for name in names])
+        return names, [math.nan if value is None else float(value) for value in found.values()]
+
+    def provenance(self, made_by: object) -> Provenance:
+        if made_by not in self._made:
+            found = Provenance(**json.loads(_text(made_by)))
+            for value in astuple(found):
+                _text(value)
+            self._made[made_by] = found
+        return self._made[made_by]
+
+    def seconds(self, seconds: object) -> float:
+        if not isinstance(seconds, float) or not 0 <= seconds < math.inf:
+            raise ValueError(f"it took {seconds!r} seconds")
+        return seconds
+
+    def finished(self, finished: object) -> str:
+        return str(self._once(finished, lambda time: datetime.fromisoformat(_text(time))))
+
+    def _once(self, value: Any, check: Any) -> Any:
+        if value not in self._shared:
+            check(value)
+        return self._shared.setdefault(value, value)
+
+    def spec(self, spec: object) -> dict[str, Any]:
+        found = json.loads(_text(spec))
+        if not isinstance(found, dict):
+            raise TypeError(f"{type(found).__name__} in the place of settings")
+        return found
+
+
+def _inflated(blob: bytes, room: int) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a trial, if they have so much room in memory."""
+    with zipfile.ZipFile(io.BytesIO(blob)) as held:
+        if sum(member.file_size for member in held.infolist()) > room:
+            raise ValueError("its arrays are larger than any that fissile stores")
+    with np.load(io.BytesIO(blob), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _run_of(request: object, command: object, started: object) -> Run:
+    study, scale, trials, changes = json.loads(_text(request))
+    if not (trials is None or (type(trials) is int and 0 < trials < _LARGE)):
+        raise ValueError(f"{trials!r} trials")
+    for name, value in changes.items():
+        _text(name)
+        if isinstance(value, str):
+            _text(value)
+        elif value is not None and not (isinstance(value, int | float) and abs(value) < _LARGE):
+            raise ValueError(f"a setting is {value!r}")
+    return Run(_text(study), _text(scale), trials, changes, _text(command), _text(started))
 
 
 if sys.platform != "win32":
@@ -235,8 +366,11 @@ class Flight:
 
 
 _CHUNK = 500  # older SQLites take 999 parameters
+_ROOM = 512 << 20  # bytes of arrays that are read at once; figures need thousands
+_LARGE = 10**15  # no setting is as large
 #: Not OR IGNORE, which would pass over any broken row in silence.
 _INSERT = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_RUN = "INTO runs VALUES (?, ?, ?)"
 
 
 class Store:
@@ -281,21 +415,58 @@ class Store:
             db.executemany(_INSERT, rows)
         self.release(one.work.key for one in outcomes)
 
-    def rows(self, keys: Sequence[str]) -> list[Row]:
-        """Return the trials that are stored, in the order asked for."""
-        found = {values[0]: _row_of(self._file, values) for values in self._select("*", keys)}
-        return [found[key] for key in keys if key in found]
+    def rows(self, keys: Iterable[str]) -> Rows:
+        """Return the trials that are stored, in the order asked for, without their arrays."""
+        keys, rows, read = list(keys), Rows(), _Reader()
+        for start in range(0, len(keys), _CHUNK):
+            part = keys[start : start + _CHUNK]
+            columns = "key, measures, provenance, seconds, finished"
+            found = {values[0]: values[1:] for values in self._select(columns, part)}
+            for key in part:
+                if key in found:
+                    measures, made_by, seconds, finished = found[key]
+                    with undamaged(self._file, f"the trial {key}"):
+                        rows.append(
+                            *read.names_and_values(measures),
+                            key,
+                            read.provenance(made_by),
+                            read.seconds(seconds),
+                            read.finished(finished),
+                        )
+        return rows
+
+    def arrays(self, keys: Iterable[str]) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return what figures show of single networks, for the trials that have it.
+
+        >>> store.arrays([trial.key])[trial.key]["w1"].shape
+        """
+        found, room = dict[str, dict[str, NDArray[Any]]](), _ROOM
+        for key, blob in self._select("key, arrays", keys):
+            if blob is not None:
+                with undamaged(self._file, f"the trial {key}"):
+                    found[key] = _inflated(blob, room)
+                    room -= sum(one.nbytes for one in found[key].values())
+        return found
 
     def times(self) -> list[Time]:
         """Return how long each finished trial took, on which device.
 
         >>> store.times()[0].seconds
         """
-        rows = self._query("SELECT kind, spec, provenance, seconds, finished FROM trials")
+        rows, read = (
+            self._query("SELECT kind, spec, provenance, seconds, finished FROM trials"),
+            _Reader(),
+        )
         with undamaged(self._file, "a trial"):
             return [
-                Time(kind, json.loads(spec), json.loads(made_by)["device"], float(seconds), when)
-                for kind, spec, made_by, seconds, when in rows
+                Time(
+                    _text(kind),
+                    read.spec(spec),
+                    read.provenance(made_by).device,
+                    read.seconds(seconds),
+                    read.finished(finished),
+                )
+                for kind, spec, made_by, seconds, finished in rows
             ]
 
     def claim(self, keys: Iterable[str]) -> set[str]:
@@ -330,38 +501,35 @@ class Store:
 
         >>> Store("here").take(Store("from-the-cluster", create=False))
 
-        Where both have a trial, the result here stays.
+        Where both have a trial, the result here stays. What only the other was asked for counts as
+        asked for now.
         """
-        before = self.count()
-        rows = other._query("SELECT * FROM trials")
-        for values in rows:
-            _row_of(other._file, values)  # which refuses what is damaged, before anything is added
-        with self._transaction() as db:
-            db.executemany(_INSERT, rows)
-        for run in reversed(other.runs()):
-            self.note_run(run)
+        before, read = self.count(), _Reader()
+        runs = [(_request(run), run.command, run.started) for run in reversed(other.runs())]
+        checks = (
+            *(_text, _text, read.spec, read.names_and_values),
+            lambda blob: blob is None or _inflated(blob, _ROOM),
+            *(read.provenance, read.seconds, read.finished),
+        )
+        with self._transaction() as db, advised(other._file):
+            for values in other._db.execute("SELECT * FROM trials"):
+                with undamaged(other._file, f"the trial {values[0]}"):
+                    for check, value in zip(checks, values, strict=True):
+                        check(value)
+                db.execute(_INSERT, values)
+            db.executemany(f"INSERT {_RUN} ON CONFLICT DO NOTHING", runs)
         return self.count() - before
 
     def note_run(self, run: Run) -> None:
-        """Remember what was asked for; the same request is kept once, with its newest start."""
-        upsert = (
-            "INSERT INTO runs VALUES (?, ?, ?) ON CONFLICT (request) DO UPDATE"
-            " SET command = excluded.command, started = excluded.started"
-            " WHERE excluded.started >= started"
-        )
-        request = json.dumps([run.study, run.scale, run.trials, run.changes], sort_keys=True)
+        """Remember what was asked for: the same request is kept once, and is now the newest."""
         with self._transaction() as db:
-            db.execute(upsert, (request, run.command, run.started))
+            db.execute(f"REPLACE {_RUN}", (_request(run), run.command, run.started))
 
     def runs(self) -> list[Run]:
-        """Return what was asked for, newest first."""
-        rows = self._query("SELECT request, command, started FROM runs ORDER BY 3 DESC, rowid DESC")
-        runs = []
+        """Return what was asked for, newest first, whatever the clock said then."""
+        rows = self._query("SELECT request, command, started FROM runs ORDER BY rowid DESC")
         with undamaged(self._file, "the list of runs"):
-            for request, command, started in rows:
-                study, scale, trials, changes = json.loads(request)
-                runs.append(Run(study, scale, trials, changes, command, started))
-        return runs
+            return [_run_of(*values) for values in rows]
 
     def count(self) -> int:
         """Count the finished trials."""
