@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from math import nan
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from fissile._common.errors import FissileError, needs
@@ -95,11 +97,15 @@ def _settings(works: Sequence[Work]) -> DataFrame:
     """Return the columns of trials; those of a cell differ in the trial's number alone."""
     import pandas
 
+    parts = {
+        kind.kind: attrgetter(*(one.name for one in fields(kind) if one.name != "number"))
+        for kind in set(map(type, works))
+    }
     cells: dict[tuple[int, ...], int] = {}
     rows, codes = list[dict[str, object]](), list[int]()
     for work in works:
         # The parts of a cell's trials are the same objects: faster to compare than what they hold.
-        cell = tuple(id(part) for name, part in vars(work).items() if name not in ("key", "number"))
+        cell = tuple(map(id, parts[work.kind](work)))
         if cell not in cells:
             cells[cell] = len(rows)
             rows.append(work.columns())

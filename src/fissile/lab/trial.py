@@ -432,11 +432,13 @@ def numbered(cell: Work, count: int) -> list[Work]:
     """
     replace(cell, number=count - 1)  # checks the largest number
     before, after = _around_number(cell, **getattr(cell, "decided", {}))
-    fields_ = {name: value for name, value in vars(cell).items() if name not in ("key", "number")}
+    parts = {one.name: getattr(cell, one.name) for one in fields(cell)}
     found = list[Work]()
     for number in range(count):
         one = object.__new__(type(cell))
-        vars(one).update(fields_, number=number, key=_hashed(f"{before}{number}{after}"))
+        key = _hashed(f"{before}{number}{after}")
+        for name, value in (parts | {"number": number, "key": key}).items():
+            object.__setattr__(one, name, value)  # without the checks, and in little memory
         found.append(one)
     return found
 

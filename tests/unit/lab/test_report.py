@@ -292,7 +292,7 @@ def curved(tmp_path, changes=None):
     with Store(tmp_path) as store:
         store.add(outcomes, MADE_BY)
         wanted = Run("timing", "smoke", None, {"data": "generated", **(changes or {})}, "run")
-        return load(store, wanted)
+        return load(store, wanted, pictures=True)
 
 
 def test_the_dense_network_is_one_network_whenever_others_split(tmp_path):

@@ -417,22 +417,17 @@ class Store:
 
     def rows(self, keys: Iterable[str]) -> Rows:
         """Return the trials that are stored, in the order asked for, without their arrays."""
-        keys, rows, read = list(keys), Rows(), _Reader()
-        for start in range(0, len(keys), _CHUNK):
-            part = keys[start : start + _CHUNK]
-            columns = "key, measures, provenance, seconds, finished"
-            found = {values[0]: values[1:] for values in self._select(columns, part)}
-            for key in part:
-                if key in found:
+        keys, rows, read, key = list(keys), Rows(), _Reader(), ""
+        with undamaged(self._file, lambda: f"the trial {key}"):
+            for start in range(0, len(keys), _CHUNK):
+                part = keys[start : start + _CHUNK]
+                columns = "key, measures, provenance, seconds, finished"
+                found = {values[0]: values[1:] for values in self._select(columns, part)}
+                for key in filter(found.__contains__, part):
                     measures, made_by, seconds, finished = found[key]
-                    with undamaged(self._file, f"the trial {key}"):
-                        rows.append(
-                            *read.names_and_values(measures),
-                            key,
-                            read.provenance(made_by),
-                            read.seconds(seconds),
-                            read.finished(finished),
-                        )
+                    names, values = read.names_and_values(measures)
+                    about = read.provenance(made_by), read.seconds(seconds), read.finished(finished)
+                    rows.append(names, values, key, *about)
         return rows
 
     def arrays(self, keys: Iterable[str]) -> dict[str, dict[str, NDArray[Any]]]:

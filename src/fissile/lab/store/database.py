@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -42,12 +42,15 @@ def advised(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def undamaged(file: Path, what: str) -> Iterator[None]:
+def undamaged(file: Path, what: str | Callable[[], str]) -> Iterator[None]:
     """Turn any error while reading what is stored into one that names it."""
     try:
         yield
+    except FileError:
+        raise
     except Exception as error:  # whatever bad bytes run into, it becomes one clear error
-        raise FileError(f"{file}: {what} is damaged ({_line(error)}); {UNTOUCHED}") from None
+        named = what if isinstance(what, str) else what()
+        raise FileError(f"{file}: {named} is damaged ({_line(error)}); {UNTOUCHED}") from None
 
 
 def _line(error: Exception) -> str:
