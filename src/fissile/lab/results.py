@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fissile._common.errors import FissileError
+from fissile._common.errors import FileError, FissileError
 from fissile.lab.claims import Claim, Verdict
 from fissile.lab.frame import after, table
 from fissile.lab.store import Provenance, Row, Rows, Run, Store
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 
 _MOST = 2_000_000  # trials of a run
+#: What every trial has come to, by its kind.
+_ACCURACY = {"accuracy", "nonzeros"}
+_NEEDED = {"sampling": {"coverage"}}
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,12 @@ def load(store: Store, run: Run, *, pictures: bool = False) -> Results:
     works = study.works(run.scale, run.trials, run.changes)
     converged = study.converged(run.scale, run.changes)
     rows, more = (store.rows(work.key for work in part) for part in (works, converged))
+    for names in rows.names | more.names:
+        if missing := _NEEDED.get(works[0].kind, _ACCURACY) - set(names):
+            raise FileError(
+                f"{store.path}: a trial of {run.study} is damaged: it has no {', '.join(missing)}; "
+                "put a whole copy of the store in its place"
+            )
     shown = [work.key for work in works if pictures and getattr(work, "pictures", False)]
     return Results(study, run, works, rows, converged, more, store.arrays(shown))
 

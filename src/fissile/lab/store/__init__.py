@@ -176,6 +176,11 @@ class Rows(Sequence[Row]):
         both._starts = self._starts + array("q", [shift + start for start in more._starts])
         return both
 
+    @property
+    def names(self) -> set[tuple[str, ...]]:
+        """The measures that trials have; usually all have the same."""
+        return set(self._names)
+
     def columns(self) -> dict[str, NDArray[np.float64]]:
         """Return each measure of all trials, NaN where a trial has none."""
         found: dict[str, NDArray[np.float64]] = {}
