@@ -4,8 +4,9 @@
 
 The store is filled with invented numbers of the study `capacity`, as many and as long as real ones.
 Each command runs in a process of its own, once to bring the file into memory, then three times; the
-fastest counts. What Python needs to start and to import the command's libraries is part of it, and
-is given beside it as the command `theory` with one sample's work.
+fastest counts. Its seconds of processor time are given too: they say more where other processes take
+part of the cores. What Python needs to start and to import libraries is part of all of it, and is
+given beside it as the command `theory`, which computes next to nothing.
 """
 
 import argparse
@@ -53,14 +54,14 @@ def fill(folder, count):
 
 
 def measured(*command):
-    """Return the seconds and the most megabytes that a command takes in a process of its own."""
+    """Return the seconds, those of processors and the most megabytes that a command takes."""
     begin = time.perf_counter()
     child = subprocess.Popen(
         [sys.executable, "-c", RUN, *map(str, command)], stdout=subprocess.DEVNULL
     )
     _, status, used = os.wait4(child.pid, 0)
     assert status == 0, command
-    return time.perf_counter() - begin, used.ru_maxrss / 1000
+    return time.perf_counter() - begin, used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
 
 
 def main():
@@ -87,9 +88,10 @@ def main():
             measured(*command)
             runs = [measured(*command) for _ in range(given.repeats)]
             found[name] = {
-                "seconds": round(min(seconds for seconds, _ in runs), 2),
-                "all_seconds": [round(seconds, 2) for seconds, _ in runs],
-                "megabytes": round(max(memory for _, memory in runs)),
+                "seconds": round(min(seconds for seconds, *_ in runs), 2),
+                "processor_seconds": round(min(seconds for _, seconds, _ in runs), 2),
+                "all_seconds": [round(seconds, 2) for seconds, *_ in runs],
+                "megabytes": round(max(memory for *_, memory in runs)),
             }
     print(f"{count:,} trials in {size / 1e6:,.0f} MB")
     for name, one in found.items():
@@ -97,7 +99,10 @@ def main():
         goal = (
             "" if seconds is None else f"  goal: {seconds} s" + (f", {memory} MB" if memory else "")
         )
-        print(f"{name:8} {one['seconds']:6.2f} s {one['megabytes']:6,} MB{goal}")
+        print(
+            f"{name:8} {one['seconds']:6.2f} s, {one['processor_seconds']:.2f} s of processors, "
+            f"{one['megabytes']:,} MB{goal}"
+        )
     text = json.dumps({**made(), "note": given.note, "trials": count, "bytes": size, **found})
     if given.to:
         given.to.write_text(text + "\n", "utf-8")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fissile._common.errors import FissileError, needs
 from fissile.lab.stats import Comparison, compare, fold_change, summary
 from fissile.lab.store import Rows
-from fissile.lab.trial import Work
+from fissile.lab.trial import Contender, Sampling, Trial, Work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -99,7 +99,7 @@ def _settings(works: Sequence[Work]) -> DataFrame:
 
     parts = {
         kind.kind: attrgetter(*(one.name for one in fields(kind) if one.name != "number"))
-        for kind in set(map(type, works))
+        for kind in (Trial, Sampling, Contender)
     }
     cells: dict[tuple[int, ...], int] = {}
     rows, codes = list[dict[str, object]](), list[int]()

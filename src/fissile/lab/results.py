@@ -166,7 +166,7 @@ def load(store: Store, run: Run, *, pictures: bool = False) -> Results:
     works = study.works(run.scale, run.trials, run.changes)
     converged = study.converged(run.scale, run.changes)
     rows, more = (store.rows(work.key for work in part) for part in (works, converged))
-    for names in rows.names | more.names:
+    for names in {*rows.names, *more.names}:
         if missing := _NEEDED.get(works[0].kind, _ACCURACY) - set(names):
             raise FileError(
                 f"{store.path}: a trial of {run.study} is damaged: it has no {', '.join(missing)}; "

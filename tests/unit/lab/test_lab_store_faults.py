@@ -124,5 +124,5 @@ def test_any_step_may_fail(tmp_path, monkeypatch, filled, code):
         assert (folder / "table.csv").read_text() == "newnewnew"
         left = {one.name for one in folder.iterdir() if not one.name.startswith(".")}
         assert left <= {"trials.sqlite", "flight.lock", "table.csv"}
-    assert len(told) > len(steps) / 2
+    assert len(told) > len(steps) / 4  # others are made up for, or come when all is done
     assert not any("\n" in text for text in told)

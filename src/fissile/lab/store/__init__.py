@@ -24,8 +24,9 @@ import zipfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -124,34 +125,21 @@ class Rows(Sequence[Row]):
     """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self.keys: list[str] = []
-        self.provenances: list[Provenance] = []
-        self.seconds, self.finished = array("d"), list[str]()
-        self._names: list[tuple[str, ...]] = []
-        self._starts, self._values = array("q"), array("d")
+        self.keys, self.provenances, self.finished = list[str](), list[Provenance](), list[str]()
+        self.seconds, self._values, self._starts = array("d"), array("d"), array("q")
+        self.names: list[tuple[str, ...]] = []
         for row in rows:
-            names = tuple(row.measures)
-            self.append(
-                names, row.measures.values(), row.key, row.provenance, row.seconds, row.finished
-            )
+            self.append(row, tuple(row.measures), row.measures.values())
 
-    def append(
-        self,
-        names: tuple[str, ...],
-        values: Iterable[float],
-        key: str,
-        provenance: Provenance,
-        seconds: float,
-        finished: str,
-    ) -> None:
-        """Add a trial; rows of equal names, provenance and time had better share the objects."""
+    def append(self, about: Row, names: tuple[str, ...], values: Iterable[float]) -> None:
+        """Add a trial, and its measures apart; many trials had better share their names."""
         self._starts.append(len(self._values))
         self._values.extend(values)
-        self._names.append(names)
-        self.keys.append(key)
-        self.provenances.append(provenance)
-        self.seconds.append(seconds)
-        self.finished.append(finished)
+        self.names.append(names)
+        self.keys.append(about.key)
+        self.provenances.append(about.provenance)
+        self.seconds.append(about.seconds)
+        self.finished.append(about.finished)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -163,7 +151,7 @@ class Rows(Sequence[Row]):
     def __getitem__(self, place: int | slice) -> Row | list[Row]:
         if isinstance(place, slice):
             return [self[one] for one in range(*place.indices(len(self)))]
-        names, start = self._names[place], self._starts[place]
+        names, start = self.names[place], self._starts[place]
         measures = dict(zip(names, self._values[start : start + len(names)], strict=True))
         about = self.provenances[place], self.seconds[place], self.finished[place]
         return Row(self.keys[place], measures, *about)
@@ -176,17 +164,12 @@ class Rows(Sequence[Row]):
         both._starts = self._starts + array("q", [shift + start for start in more._starts])
         return both
 
-    @property
-    def names(self) -> set[tuple[str, ...]]:
-        """The measures that trials have; usually all have the same."""
-        return set(self._names)
-
     def columns(self) -> dict[str, NDArray[np.float64]]:
         """Return each measure of all trials, NaN where a trial has none."""
         found: dict[str, NDArray[np.float64]] = {}
         starts, values = np.array(self._starts), np.array(self._values)
-        known = {names: number for number, names in enumerate(dict.fromkeys(self._names))}
-        kinds = np.array([known[names] for names in self._names])
+        known = {names: number for number, names in enumerate(dict.fromkeys(self.names))}
+        kinds = np.array([known[names] for names in self.names])
         for names, number in known.items():
             places = np.flatnonzero(kinds == number)
             for offset, name in enumerate(names):
@@ -261,50 +244,47 @@ def _text(value: object) -> str:
     return value
 
 
-class _Reader:
-    """Turns columns of the database into rows; what many rows share is read and checked once."""
-
-    def __init__(self) -> None:
-        self._made: dict[object, Provenance] = {}
-        self._shared: dict[Any, Any] = {}  # measures' names, and times
-
-    def names_and_values(self, measures: object) -> tuple[tuple[str, ...], list[float]]:
-        found = json.loads(_text(measures))
-        names = self._once(tuple(found), lambda names: [_text(name) for name in names])
-        return names, [math.nan if value is None else float(value) for value in found.values()]
-
-    def provenance(self, made_by: object) -> Provenance:
-        if made_by not in self._made:
-            found = Provenance(**json.loads(_text(made_by)))
-            for value in astuple(found):
-                _text(value)
-            self._made[made_by] = found
-        return self._made[made_by]
-
-    def seconds(self, seconds: object) -> float:
-        if not isinstance(seconds, float) or not 0 <= seconds < math.inf:
-            raise ValueError(f"it took {seconds!r} seconds")
-        return seconds
-
-    def finished(self, finished: object) -> str:
-        return str(self._once(finished, lambda time: datetime.fromisoformat(_text(time))))
-
-    def _once(self, value: Any, check: Any) -> Any:
-        if value not in self._shared:
-            check(value)
-        return self._shared.setdefault(value, value)
-
-    def spec(self, spec: object) -> dict[str, Any]:
-        found = json.loads(_text(spec))
-        if not isinstance(found, dict):
-            raise TypeError(f"{type(found).__name__} in the place of settings")
-        return found
+# What many rows share is checked once, and is one object.
 
 
-def _inflated(blob: bytes, room: int) -> dict[str, NDArray[Any]]:
+@lru_cache
+def _names(names: tuple[object, ...]) -> tuple[str, ...]:
+    return tuple(map(_text, names))
+
+
+@lru_cache
+def _provenance(made_by: object) -> Provenance:
+    return Provenance(**{k: _text(v) for k, v in json.loads(_text(made_by)).items()})
+
+
+@lru_cache
+def _time(finished: object) -> str:
+    datetime.fromisoformat(found := _text(finished))
+    return found
+
+
+def _measures(measures: object) -> tuple[tuple[str, ...], list[float]]:
+    found = json.loads(_text(measures))
+    values = [math.nan if value is None else float(value) for value in found.values()]
+    return _names(tuple(found)), values
+
+
+def _seconds(seconds: object) -> float:
+    if not isinstance(seconds, float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"it took {seconds!r} seconds")
+    return seconds
+
+
+def _spec(spec: object) -> dict[str, Any]:
+    return dict(json.loads(_text(spec)).items())
+
+
+def _inflated(blob: bytes | None, room: int | None = None) -> dict[str, NDArray[Any]]:
     """Return the arrays of a trial, if they have so much room in memory."""
+    if blob is None:
+        return {}
     with zipfile.ZipFile(io.BytesIO(blob)) as held:
-        if sum(member.file_size for member in held.infolist()) > room:
+        if sum(member.file_size for member in held.infolist()) > (_ROOM if room is None else room):
             raise ValueError("its arrays are larger than any that fissile stores")
     with np.load(io.BytesIO(blob), allow_pickle=False) as arrays:
         return dict(arrays)
@@ -422,7 +402,7 @@ class Store:
 
     def rows(self, keys: Iterable[str]) -> Rows:
         """Return the trials that are stored, in the order asked for, without their arrays."""
-        keys, rows, read, key = list(keys), Rows(), _Reader(), ""
+        keys, rows, key = list(keys), Rows(), ""
         with undamaged(self._file, lambda: f"the trial {key}"):
             for start in range(0, len(keys), _CHUNK):
                 part = keys[start : start + _CHUNK]
@@ -430,9 +410,8 @@ class Store:
                 found = {values[0]: values[1:] for values in self._select(columns, part)}
                 for key in filter(found.__contains__, part):
                     measures, made_by, seconds, finished = found[key]
-                    names, values = read.names_and_values(measures)
-                    about = read.provenance(made_by), read.seconds(seconds), read.finished(finished)
-                    rows.append(names, values, key, *about)
+                    about = _provenance(made_by), _seconds(seconds), _time(finished)
+                    rows.append(Row(key, {}, *about), *_measures(measures))
         return rows
 
     def arrays(self, keys: Iterable[str]) -> dict[str, dict[str, NDArray[Any]]]:
@@ -442,31 +421,21 @@ class Store:
         """
         found, room = dict[str, dict[str, NDArray[Any]]](), _ROOM
         for key, blob in self._select("key, arrays", keys):
-            if blob is not None:
-                with undamaged(self._file, f"the trial {key}"):
-                    found[key] = _inflated(blob, room)
-                    room -= sum(one.nbytes for one in found[key].values())
-        return found
+            with undamaged(self._file, f"the trial {key}"):
+                found[key] = _inflated(blob, room)
+            room -= sum(one.nbytes for one in found[key].values())
+        return {key: arrays for key, arrays in found.items() if arrays}
 
     def times(self) -> list[Time]:
         """Return how long each finished trial took, on which device.
 
         >>> store.times()[0].seconds
         """
-        rows, read = (
-            self._query("SELECT kind, spec, provenance, seconds, finished FROM trials"),
-            _Reader(),
-        )
+        rows = self._query("SELECT kind, spec, provenance, seconds, finished FROM trials")
         with undamaged(self._file, "a trial"):
             return [
-                Time(
-                    _text(kind),
-                    read.spec(spec),
-                    read.provenance(made_by).device,
-                    read.seconds(seconds),
-                    read.finished(finished),
-                )
-                for kind, spec, made_by, seconds, finished in rows
+                Time(_text(kind), _spec(spec), _provenance(by).device, _seconds(taken), _time(at))
+                for kind, spec, by, taken, at in rows
             ]
 
     def claim(self, keys: Iterable[str]) -> set[str]:
@@ -504,13 +473,9 @@ class Store:
         Where both have a trial, the result here stays. What only the other was asked for counts as
         asked for now.
         """
-        before, read = self.count(), _Reader()
+        before = self.count()
         runs = [(_request(run), run.command, run.started) for run in reversed(other.runs())]
-        checks = (
-            *(_text, _text, read.spec, read.names_and_values),
-            lambda blob: blob is None or _inflated(blob, _ROOM),
-            *(read.provenance, read.seconds, read.finished),
-        )
+        checks = _text, _text, _spec, _measures, _inflated, _provenance, _seconds, _time
         with self._transaction() as db, advised(other._file):
             for values in other._db.execute("SELECT * FROM trials"):
                 with undamaged(other._file, f"the trial {values[0]}"):
