@@ -3,10 +3,10 @@
     PYTHONPATH=src python benchmarks/store.py [--trials 200000] [--to benchmarks/results/FILE.json]
 
 The store is filled with invented numbers of the study `capacity`, as many and as long as real ones.
-Each command runs in a process of its own, once to bring the file into memory, then three times; the
-fastest counts. Its seconds of processor time are given too: they say more where other processes take
-part of the cores. What Python needs to start and to import libraries is part of all of it, and is
-given beside it as the command `theory`, which computes next to nothing.
+Each command runs in a process of its own, once to bring the file into memory, then some more times;
+the fastest counts. Processor seconds say more than the clock where other work has the cores. What
+Python needs to start and to import libraries is part of all of it, and is given beside it as the
+command `theory`, which computes next to nothing.
 """
 
 import argparse

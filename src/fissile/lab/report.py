@@ -20,6 +20,8 @@ from math import hypot, isnan, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import fissile
 from fissile._common.errors import FileError, FissileError, needs
 from fissile._common.files import move_finished
@@ -316,12 +318,12 @@ class _Section:
 
     @property
     def diverged(self) -> int:
-        return sum(row.measures.get("diverged", 0) == 1 for row in self.results.rows)
+        return int((self.results.rows.columns().get("diverged", np.zeros(0)) == 1).sum())
 
     @property
     def finished(self) -> list[str]:
         """When the first and the last trial were finished; one time if they are the same."""
-        times = sorted(row.finished for row in self.results.rows)
+        times = sorted(set(self.results.rows.finished))
         return list(dict.fromkeys(time[:16].replace("T", " ") for time in times[:1] + times[-1:]))
 
     @property
@@ -366,6 +368,8 @@ def _figure(results: Results, folder: Path) -> _Figure | None:
 
 def _settings(works: Sequence[Work]) -> dict[str, str]:
     """Return the settings that scales and changes differ in, as text."""
+    numbers = {work.number for work in works}
+    works = [work for work in works if work.number == min(numbers)]
     trained = [work for work in works if isinstance(work, Trial)]
     contenders = [work for work in works if isinstance(work, Contender)]
     sampled = [work for work in works if isinstance(work, Sampling)]
@@ -380,7 +384,7 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
     alphas = [work.arm.alpha for work in trained] + [work.alpha for work in sampled]
     found: dict[str, list[Any]] = {
         "Cells of the grid": [len({replace(work.network(), number=0) for work in works})],
-        "Trials of each cell": [len({work.number for work in works})],
+        "Trials of each cell": [len(numbers)],
         **tasks,
         "Non-zeros": [work.budget for work in contenders],
         "Epochs": [work.epochs for work in contenders],
@@ -408,12 +412,13 @@ def _page(sections: Sequence[_Section]) -> str:
     text = resources.files("fissile.lab").joinpath("report.html.jinja").read_text("utf-8")
     every = [(one, *both) for one in sections for both in one.results.verdicts]
     found = Counter(verdict.status for _, claim, verdict in every if not claim.own)
-    rows = [row for one in sections for row in one.results.rows]
-    versions = {row.provenance.version for row in rows} or {fissile.__version__}
+    versions = {made.version for one in sections for made in one.results.provenances}
     return jinja.from_string(text).render(
         sections=sections,
-        versions=sorted(versions),
-        newest=max((row.finished for row in rows), default="")[:10],
+        versions=sorted(versions or {fissile.__version__}),
+        newest=max((max(one.results.rows.finished, default="") for one in sections), default="")[
+            :10
+        ],
         scales=list(dict.fromkeys(one.results.run.scale for one in sections)),
         counts={status: found[status] for status in SYMBOLS},
         own=sum(claim.own for _, claim, _ in every),

@@ -39,16 +39,20 @@ class Results:
     study: Study
     run: Run
     works: Sequence[Work]
-    rows: Rows | Sequence[Row]
+    rows: Rows
     converged: Sequence[Work] = ()
-    converged_rows: Rows | Sequence[Row] = ()
+    converged_rows: Rows = field(default_factory=Rows)
     arrays: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "converged_rows"):
+            if not isinstance(held := getattr(self, name), Rows):
+                object.__setattr__(self, name, Rows(held))
 
     @cached_property
     def frame(self) -> DataFrame:
         """One row for each finished trial, gains over dense included."""
-        held = _in_columns(self.rows) + _in_columns(self.converged_rows)
-        return table([*self.works, *self.converged], held)
+        return table([*self.works, *self.converged], self.rows + self.converged_rows)
 
     @cached_property
     def verdicts(self) -> list[tuple[Claim, Verdict]]:
@@ -70,12 +74,12 @@ class Results:
     @property
     def seconds(self) -> float:
         """The time that went into these trials, wherever they ran."""
-        return sum(_in_columns(self.rows).seconds)
+        return sum(self.rows.seconds)
 
     @property
     def provenances(self) -> list[Provenance]:
         """Who made these numbers: usually one machine and one commit."""
-        return list(dict.fromkeys(_in_columns(self.rows).provenances))
+        return list(dict.fromkeys(self.rows.provenances))
 
     @cached_property
     def pictures(self) -> dict[str, NDArray[Any]]:
@@ -126,10 +130,6 @@ class Results:
     def done(self) -> str:
         """Say how many trials are there, if not all: to be said beside what they show."""
         return _told(self.rows, self.works)
-
-
-def _in_columns(rows: Sequence[Row]) -> Rows:
-    return rows if isinstance(rows, Rows) else Rows(rows)
 
 
 def _told(rows: Sequence[Row], works: Sequence[Work]) -> str:
