@@ -99,13 +99,13 @@ def test_any_step_may_fail(tmp_path, monkeypatch, filled, code):
             (folder / "table.csv").write_text("old")
         return folder
 
-    counted = Faults()
+    counted, folder = Faults(), prepared("whole")
     with counted.injected(monkeypatch):
-        session(prepared("whole"))
+        session(folder)
     assert counted.steps > 25
     told = list[str]()
     # All steps of one kind of trouble; of the others, which go the same ways, a sample.
-    steps = range(1, counted.steps + 1, 1 if filled and code == errno.ENOSPC else 4)
+    steps = range(1, counted.steps + 1, 1 if code == errno.ENOSPC else 4)
     for step in steps:
         folder = prepared(str(step))
         before = rows_of(folder, BEFORE) if filled else ([], [])
@@ -124,5 +124,5 @@ def test_any_step_may_fail(tmp_path, monkeypatch, filled, code):
         assert (folder / "table.csv").read_text() == "newnewnew"
         left = {one.name for one in folder.iterdir() if not one.name.startswith(".")}
         assert left <= {"trials.sqlite", "flight.lock", "table.csv"}
-    assert len(told) > len(steps) / 4  # others are made up for, or come when all is done
+    assert len(told) > len(steps) / 2  # others are made up for, or come when all is done
     assert not any("\n" in text for text in told)

@@ -475,7 +475,8 @@ class Store:
         """
         before = self.count()
         runs = [(_request(run), run.command, run.started) for run in reversed(other.runs())]
-        checks = _text, _text, _spec, _measures, _inflated, _provenance, _seconds, _time
+        checks: tuple[Any, ...] = (_text, _text, _spec, _measures, _inflated)
+        checks += _provenance, _seconds, _time
         with self._transaction() as db, advised(other._file):
             for values in other._db.execute("SELECT * FROM trials"):
                 with undamaged(other._file, f"the trial {values[0]}"):
