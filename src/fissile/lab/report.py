@@ -369,7 +369,8 @@ def _figure(results: Results, folder: Path) -> _Figure | None:
 def _settings(works: Sequence[Work]) -> dict[str, str]:
     """Return the settings that scales and changes differ in, as text."""
     numbers = {work.number for work in works}
-    works = [work for work in works if work.number == min(numbers)]
+    first = min(numbers, default=0)
+    works = [work for work in works if work.number == first]
     trained = [work for work in works if isinstance(work, Trial)]
     contenders = [work for work in works if isinstance(work, Contender)]
     sampled = [work for work in works if isinstance(work, Sampling)]
