@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|models|rllib)/' .venv/lib >/dev/null || true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick suite fuzz lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-stream bench-studies clean
+.PHONY: demo test quick suite fuzz lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-store bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -66,6 +66,10 @@ bench-pack: .venv/demo.stamp
 bench-sklearn: .venv/test.stamp
 	$(BIN)/python benchmarks/sklearn_table.py
 	$(BIN)/python docs/scripts/include.py
+
+# A store of 200,000 trials: the time and memory of the commands that read it (some minutes).
+bench-store: .venv/demo.stamp
+	$(BIN)/python benchmarks/store.py
 
 # Features of ImageNet's size, mapped from a file against held in memory (some minutes).
 bench-stream: .venv/demo.stamp

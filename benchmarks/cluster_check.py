@@ -153,14 +153,16 @@ def rows_of(folder):
     """Return every trial of a store by its key."""
     with Store(folder, create=False) as store:
         asked = [STUDIES[r.study].works(r.scale, r.trials, r.changes) for r in store.runs()]
-        rows = store.rows(list({work.key for works in asked for work in works}))
-    return {row.key: row for row in rows}
+        keys = {work.key for works in asked for work in works}
+        rows, arrays = store.rows(keys), store.arrays(keys)
+    return {row.key: (row.measures, arrays.get(row.key, {})) for row in rows}
 
 
 def numbers(row):
     """Return what a trial came to, such that only the same bits are equal."""
-    arrays = {k: (str(v.dtype), v.shape, v.tobytes()) for k, v in row.arrays.items()}
-    return {name: repr(value) for name, value in row.measures.items()} | arrays
+    measures, arrays = row
+    bits = {k: (str(v.dtype), v.shape, v.tobytes()) for k, v in arrays.items()}
+    return {name: repr(value) for name, value in measures.items()} | bits
 
 
 def compared(ours, theirs):
@@ -171,7 +173,7 @@ def compared(ours, theirs):
         names = [name for name in sorted(one.keys() | two.keys()) if one.get(name) != two.get(name)]
         differing += bool(names)
         if names and first is None:
-            values = [row.measures.get(names[0], "array") for row in (ours[key], theirs[key])]
+            values = [row[0].get(names[0], "array") for row in (ours[key], theirs[key])]
             first = {"key": key, "measures": names, "values of the first": values}
     same = ours.keys() == theirs.keys()
     return {"same_keys": same, "differing_trials": differing, "first_difference": first}

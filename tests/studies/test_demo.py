@@ -82,4 +82,6 @@ def test_a_missing_package_is_one_clear_line(module, missing, tmp_path):
         capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 1
-    assert re.fullmatch(rf"error: this needs {missing}: pip install .*\[lab\]'\n", done.stderr)
+    assert re.fullmatch(
+        rf"error: this needs {missing}: \S+ -m pip install .*\[lab\]'\n", done.stderr
+    )

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from fissile._common.errors import FissileError, needs
+from fissile._common.progress import printable
 
 
-def main() -> None:
-    """Run the command line; an error of ours is one line and exit code 1, Ctrl-C is 130."""
+def main(ready: Callable[[], object] = lambda: None) -> None:
+    """Run the command line; an error of ours is one line and exit code 1, Ctrl-C is 130.
+
+    ``ready`` is called once everything is imported.
+    """
     try:
         for module in ("typer", "rich", "pandas", "scipy"):
             needs(module, "lab")
         from fissile.cli import app
 
+        ready()
         app(prog_name="fissile")
     except FissileError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fissile._common.errors import FissileError
-from fissile._common.progress import duration
+from fissile._common.progress import duration, printable
 from fissile.lab.batching import Local, default_jobs, pool
 from fissile.lab.claims import counts
 from fissile.lab.frame import labelled
@@ -77,7 +78,7 @@ def interruptible(store: Store) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         stored = f"{store.count():,} trials are stored in {store.path}"
-        typer.echo(f"Stopped. {stored}; the same command goes on.", err=True)
+        typer.echo(printable(f"Stopped. {stored}; the same command goes on."), err=True)
         raise typer.Exit(130) from None
 
 
@@ -92,7 +93,7 @@ def _status(found: Results) -> list[str]:
     return [wanted.name, wanted.scale, trials, changes, when, done, *told, time]
 
 
-def print_status(found: list[Results]) -> None:
+def print_status(found: Iterable[Results]) -> None:
     """Print how far runs are, a row for each."""
     table = table_of(
         "run", "scale", "trials", "changed", "started", "done", "holds", "n.s.", "fails", "time"
@@ -134,10 +135,21 @@ def print_verdicts(found: Results) -> None:
 
 def table_of(*columns: str, title: str | None = None) -> Table:
     """Return a table whose first column is never cut."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table = _Plain(title=_plain(title or ""), box=box.SIMPLE_HEAD, title_justify="left")
     for number, name in enumerate(columns):
         table.add_column(name, no_wrap=number == 0 and name in ("study", "run"))
     return table
+
+
+def _plain(text: str) -> Text:
+    return Text(printable(text))
+
+
+class _Plain(Table):
+    """A table whose cells are what they say: what comes from data is no markup and no command."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*map(_plain, cells), **options)
 
 
 def show(table: Table) -> None:

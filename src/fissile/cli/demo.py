@@ -81,8 +81,10 @@ def trained(trials: int, epochs: int) -> Results:
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
         with Bar() as bar:
             run(works, store, watcher=bar)
-        rows = store.rows([work.key for work in works])
-    return Results(_STUDY, Run("codes", "paper", trials, changes, "make demo", ""), works, rows)
+        keys = [work.key for work in works]
+        rows, arrays = store.rows(keys), store.arrays(keys)
+    made = Run("codes", "paper", trials, changes, "make demo", "")
+    return Results(_STUDY, made, works, rows, arrays=arrays)
 
 
 def _table(frame: DataFrame, epochs: int, trials: int) -> Table:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -16,7 +17,7 @@ from rich.markdown import Markdown
 import fissile
 from fissile._common.errors import FissileError
 from fissile._common.files import atomic_write
-from fissile._common.progress import duration
+from fissile._common.progress import duration, printable
 from fissile.bank import check_device
 from fissile.cli import data, embed, pack
 from fissile.cli.common import (
@@ -119,10 +120,11 @@ def status(
     with Store(out, create=False) as store:
         only = scale.value if scale else None
         runs = matching(store, names or [], only, parsed(changes or []))
-        print_status([load(store, one) for one in runs if readable(one)])
+        known = [one for one in runs if readable(one)]
+        print_status(load(store, one) for one in known)
         for one in runs:
-            if not readable(one):
-                typer.echo(f"Made by another version of fissile: {one.command}")
+            if one not in known:
+                typer.echo(printable(f"Made by another version of fissile: {one.command}"))
 
 
 @app.command(
@@ -260,7 +262,7 @@ def fidelity(
     if to is None:
         Console().print(Markdown(text))
     else:
-        with atomic_write(to, "w") as file:
+        with _writing(to, "w") as file:
             file.write(text)
     typer.echo(f"{tally.text()}; {len(fits):,} readings compared with the paper.")
 
@@ -308,15 +310,28 @@ def _write(frame: Any, format: str, to: Path | None) -> None:
     """Write a table to a file or, text formats only, to the terminal."""
     if to is None and format == "parquet" and sys.stdout.isatty():
         raise FissileError("parquet is not for a terminal; give a file with --to")
-    options = {"orient": "records", "indent": 1} if format == "json" else {"index": False}
-    write, binary = partial(getattr(frame, f"to_{format}"), **options), format == "parquet"
-    if to is not None:
-        with atomic_write(to, "wb" if binary else "w") as file:
-            write(file)
-        return
-    try:
-        write(sys.stdout.buffer if binary else sys.stdout)
+    with _writing(to, "wb" if format == "parquet" else "w") as file:
+        if format == "csv":
+            frame.to_csv(file, index=False)
+        elif format == "json":
+            frame.to_json(file, orient="records", indent=1)
+        else:
+            frame.to_parquet(file, index=False)
         sys.stdout.flush()
+
+
+@contextmanager
+def _writing(to: Path | None, mode: Literal["wb", "w"]) -> Iterator[Any]:
+    """Open a file that is replaced whole or not at all, or else the terminal or a pipe."""
+    try:
+        if to is None:
+            yield sys.stdout if mode == "w" else sys.stdout.buffer
+        elif to.exists() and not to.is_file():  # a pipe or a device, which nothing may replace
+            with open(to, mode) as file:
+                yield file
+        else:
+            with atomic_write(to, mode) as file:
+                yield file
     except BrokenPipeError:  # whoever read it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:

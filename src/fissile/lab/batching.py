@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -236,7 +237,8 @@ class Local:
         """Hand a batch to the executor, or compute it at once."""
         self._busy += 1
         if self.executor is not None:
-            return self.executor.submit(compute, *batch)
+            with _deaf_to_ctrl_c():
+                return self.executor.submit(compute, *batch)
         future: Future[Any] = Future()
 
         def on_outcomes(outcomes: list[TrialResult]) -> None:
@@ -288,6 +290,19 @@ def pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Hold Ctrl-C back; processes that a pool starts meanwhile never see it: it is the parent's."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(threads: int) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from math import nan
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from fissile._common.errors import FissileError, needs
 from fissile.lab.stats import Comparison, compare, fold_change, summary
-from fissile.lab.trial import Work
+from fissile.lab.store import Rows
+from fissile.lab.trial import Contender, Sampling, Trial, Work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -56,10 +59,10 @@ def labelled(name: str) -> str:
     return LABELS.get(name, name.replace("_", " "))
 
 
-def table(works: Sequence[Work], measures: Mapping[str, Mapping[str, float]]) -> DataFrame:
+def table(works: Sequence[Work], measures: Rows | Mapping[str, Mapping[str, float]]) -> DataFrame:
     """Return one row for each finished trial: its settings, its arm, its measures.
 
-    >>> frame = table(works, {row.key: row.measures for row in store.rows(keys)})
+    >>> frame = table(works, store.rows(work.key for work in works))
 
     Accuracies are in percent, as in the paper. Gains are over the dense arm of the same trial, and
     multiples (``_fold``) are of its measures.
@@ -67,22 +70,57 @@ def table(works: Sequence[Work], measures: Mapping[str, Mapping[str, float]]) ->
     needs("pandas", "lab")
     import pandas
 
-    rows: list[dict[str, Any]] = [
-        {**work.columns(), **measures[work.key]} for work in works if work.key in measures
-    ]
-    frame = pandas.DataFrame(rows)
+    keys = measures.keys if isinstance(measures, Rows) else measures
+    places = {key: place for place, key in enumerate(keys)}
+    found = [work for work in works if work.key in places]
+    frame = _settings(found)
+    if isinstance(measures, Rows):
+        order = [places[work.key] for work in found]
+        numbers = {name: column[order] for name, column in measures.columns().items()}
+    else:
+        numbers = dict(pandas.DataFrame([measures[work.key] for work in found]))
+    own = {name: column for name, column in numbers.items() if name not in frame}
+    frame = pandas.concat([frame, pandas.DataFrame(own)], axis=1)
     for name in {"accuracy", "best", "warm", "held_out"} & set(frame.columns):
         frame[name] = 100 * frame[name]
     if "accuracy" not in frame:
         return frame
     frame["per_parameter"] = frame["accuracy"] / frame["nonzeros"]
-    setting = [name for name in described(frame) if name not in ARM]
-    dense = frame[frame["arm"] == "dense"].drop_duplicates(setting)
-    dense = frame[setting].merge(dense, on=setting, how="left")  # row for row, of the same trial
+    dense = _dense(frame)
     frame["improvement"] = 100 * (fold_change(frame["accuracy"], dense["accuracy"]) - 1)
     for name in [name for name in _FOLDED if name in frame]:
         frame[f"{name}_fold"] = fold_change(frame[name], dense[name])
     return frame
+
+
+def _settings(works: Sequence[Work]) -> DataFrame:
+    """Return the columns of trials; those of a cell differ in the trial's number alone."""
+    import pandas
+
+    parts = {
+        kind.kind: attrgetter(*(one.name for one in fields(kind) if one.name != "number"))
+        for kind in (Trial, Sampling, Contender)
+    }
+    cells: dict[tuple[int, ...], int] = {}
+    rows, codes = list[dict[str, object]](), list[int]()
+    for work in works:
+        # The parts of a cell's trials are the same objects: faster to compare than what they hold.
+        cell = tuple(map(id, parts[work.kind](work)))
+        if cell not in cells:
+            cells[cell] = len(rows)
+            rows.append(work.columns())
+        codes.append(cells[cell])
+    frame = pandas.DataFrame(rows).iloc[codes].reset_index(drop=True)
+    return frame.assign(trial=[work.number for work in works]) if rows else frame
+
+
+def _dense(frame: DataFrame) -> DataFrame:
+    """Return, row for row, the dense network of the same trial; NaN where there is none."""
+    setting = [name for name in described(frame) if name not in ARM]
+    cells = frame.groupby(setting, sort=False, dropna=False).ngroup()
+    dense = frame[frame["arm"] == "dense"].groupby(cells, sort=False).head(1)
+    measured = dense[["accuracy", *(name for name in _FOLDED if name in frame)]]
+    return measured.set_axis(cells[dense.index]).reindex(cells).reset_index(drop=True)
 
 
 def described(frame: DataFrame) -> list[str]:

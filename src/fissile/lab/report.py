@@ -9,6 +9,7 @@ that the same results make the same report to the byte.
 from __future__ import annotations
 
 import base64
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,10 +20,12 @@ from math import hypot, isnan, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import fissile
 from fissile._common.errors import FileError, FissileError, needs
 from fissile._common.files import move_finished
-from fissile._common.progress import duration
+from fissile._common.progress import duration, printable
 from fissile.lab import plots
 from fissile.lab.claims import Status, Verdict, counts
 from fissile.lab.frame import labelled, pick
@@ -71,7 +74,8 @@ def write(
     Runs are chosen by :func:`fissile.lab.results.nearest`. A report that is already there stays
     whole until the new one is finished beside it.
     """
-    found = [load(store, run) for run in nearest(store, list(ids), scale, changes)]
+    runs = nearest(store, list(ids), scale, changes)
+    found = [load(store, run, pictures=True) for run in runs]
     if not found:
         raise FissileError(nothing(store, "there is nothing to report", "fissile run"))
     with whole_folder(Path(folder), "the report") as beside:
@@ -304,8 +308,8 @@ def tables_markdown(results: Results) -> str:
         rows = [(labelled(published.along), *published.arms)]
         for place, cells in held.rows.items():
             rows.append((str(place), *map(_both, cells)))
-        on = f" on {results.foreign}" if results.foreign else ""
-        on += f" with {results.apart}" if results.apart else ""
+        on = f" on {_markdown(results.foreign)}" if results.foreign else ""
+        on += f" with {_markdown(results.apart)}" if results.apart else ""
         on += f" ({results.done})" if results.done else ""
         none = "; not the paper’s settings" if results.apart else "; the paper has none"
         paper = ", and (the paper’s)" if held.beside else none
@@ -325,9 +329,9 @@ def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _markdown(text: str) -> str:
-    for special, safe in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*")):
-        text = text.replace(special, safe)
-    return " ".join(text.split())
+    """Return a text as Markdown shows it: names from data are never markup, a link or a formula."""
+    text = re.sub(r"[\\|*`~$]|\b_|_\b|\](?=\()", r"\\\g<0>", printable(" ".join(text.split())))
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 # --- the page
@@ -369,12 +373,12 @@ class _Section:
 
     @property
     def diverged(self) -> int:
-        return sum(row.measures.get("diverged", 0) == 1 for row in self.results.rows)
+        return int((self.results.rows.columns().get("diverged", np.zeros(0)) == 1).sum())
 
     @property
     def finished(self) -> list[str]:
         """When the first and the last trial were finished; one time if they are the same."""
-        times = sorted(row.finished for row in self.results.rows)
+        times = sorted(set(self.results.rows.finished))
         return list(dict.fromkeys(time[:16].replace("T", " ") for time in times[:1] + times[-1:]))
 
     @property
@@ -419,6 +423,9 @@ def _figure(results: Results, folder: Path) -> _Figure | None:
 
 def _settings(works: Sequence[Work]) -> dict[str, str]:
     """Return the settings that scales and changes differ in, as text."""
+    numbers = {work.number for work in works}
+    first = min(numbers, default=0)
+    works = [work for work in works if work.number == first]
     trained = [work for work in works if isinstance(work, Trial)]
     contenders = [work for work in works if isinstance(work, Contender)]
     sampled = [work for work in works if isinstance(work, Sampling)]
@@ -433,7 +440,7 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
     alphas = [work.arm.alpha for work in trained] + [work.alpha for work in sampled]
     found: dict[str, list[Any]] = {
         "Cells of the grid": [len({replace(work.network(), number=0) for work in works})],
-        "Trials of each cell": [len({work.number for work in works})],
+        "Trials of each cell": [len(numbers)],
         **tasks,
         "Non-zeros": [work.budget for work in contenders],
         "Epochs": [work.epochs for work in contenders],
@@ -452,13 +459,14 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
 
 def _page(sections: Sequence[_Section]) -> str:
     every = [(one, *both) for one in sections for both in one.results.verdicts]
-    rows = [row for one in sections for row in one.results.rows]
-    versions = {row.provenance.version for row in rows} or {fissile.__version__}
+    versions = {made.version for one in sections for made in one.results.provenances}
     return rendered(
         "report.html.jinja",
         sections=sections,
-        versions=sorted(versions),
-        newest=max((row.finished for row in rows), default="")[:10],
+        versions=sorted(versions or {fissile.__version__}),
+        newest=max((max(one.results.rows.finished, default="") for one in sections), default="")[
+            :10
+        ],
         scales=list(dict.fromkeys(one.results.run.scale for one in sections)),
         counts=counts(verdict for _, _, verdict in every),
         own=sum(claim.own for _, claim, _ in every),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fissile._common.errors import FissileError
+from fissile._common.errors import FileError, FissileError
 from fissile.lab.claims import AXES, Claim, Verdict
 from fissile.lab.frame import after, cells, described, table
-from fissile.lab.store import Provenance, Row, Run, Store
+from fissile.lab.store import Provenance, Rows, Run, Store
 from fissile.lab.studies import CRITERION, STUDIES, find
 from fissile.lab.study import SCALES, Study
 from fissile.lab.task import PAPERS_ENCODER, source
@@ -21,6 +21,12 @@ from fissile.lab.trial import Contender, Trial, Work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+_MOST = 2_000_000  # trials of a run
+#: What every trial has come to, by its kind.
+_ACCURACY = {"accuracy", "nonzeros"}
+_NEEDED = {"sampling": {"coverage"}}
 
 
 @dataclass(frozen=True)
@@ -33,16 +39,21 @@ class Results:
     study: Study
     run: Run
     works: Sequence[Work]
-    rows: Sequence[Row]
+    rows: Rows
     converged: Sequence[Work] = ()
-    converged_rows: Sequence[Row] = ()
+    converged_rows: Rows = field(default_factory=Rows)
+    arrays: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
     others: Sequence[Run] = ()  # the study's other runs in the store
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "converged_rows"):
+            if not isinstance(held := getattr(self, name), Rows):
+                object.__setattr__(self, name, Rows(held))
 
     @cached_property
     def frame(self) -> DataFrame:
         """One row for each finished trial, gains over dense included."""
-        held = {row.key: row.measures for row in [*self.rows, *self.converged_rows]}
-        return table([*self.works, *self.converged], held)
+        return table([*self.works, *self.converged], self.rows + self.converged_rows)
 
     @cached_property
     def verdicts(self) -> list[tuple[Claim, Verdict]]:
@@ -118,12 +129,12 @@ class Results:
     @property
     def seconds(self) -> float:
         """The time that went into these trials, wherever they ran."""
-        return sum(row.seconds for row in self.rows)
+        return sum(self.rows.seconds)
 
     @property
     def provenances(self) -> list[Provenance]:
         """Who made these numbers: usually one machine and one commit."""
-        return list(dict.fromkeys(row.provenance for row in self.rows))
+        return list(dict.fromkeys(self.rows.provenances))
 
     @cached_property
     def pictures(self) -> dict[str, NDArray[Any]]:
@@ -132,11 +143,10 @@ class Results:
         The first layers of trial 0, NaN where a weight does not exist; or the accuracies in
         percent (trials, epochs), also by the time of the split: ``"random-4 after 5"``.
         """
-        held = {row.key: row.arrays for row in self.rows}
         found: dict[str, list[NDArray[Any]]] = {}
         dense: dict[int, NDArray[Any]] = {}
         for work in self.works:
-            arrays = held.get(work.key, {})
+            arrays = self.arrays.get(work.key, {})
             if not isinstance(work, Trial):
                 continue
             if "w1" in arrays and work.number == 0:
@@ -228,27 +238,40 @@ def values(works: Sequence[Work]) -> dict[str, set[Any]]:
     return found
 
 
-def load(store: Store, run: Run) -> Results:
-    """Return what the store holds of a run.
+def load(store: Store, run: Run, *, pictures: bool = False) -> Results:
+    """Return what the store holds of a run, with what its figures show of single networks or not.
 
     >>> results = load(store, store.runs()[0])
     """
     study = STUDIES[run.study]
     works = study.works(run.scale, run.trials, run.changes)
     converged = study.converged(run.scale, run.changes)
-    rows, more = (store.rows([work.key for work in part]) for part in (works, converged))
+    rows, more = (store.rows(work.key for work in part) for part in (works, converged))
+    for names in {*rows.names, *more.names}:
+        if missing := _NEEDED.get(works[0].kind, _ACCURACY) - set(names):
+            raise FileError(
+                f"{store.path}: a trial of {run.study} is damaged: it has no {', '.join(missing)}; "
+                "put a whole copy of the store in its place"
+            )
+    arrays = store.arrays(
+        [work.key for work in works if pictures and getattr(work, "pictures", False)]
+    )
     runs = [one for one in store.runs() if one.study == run.study]
     own = next((one for one in runs if one.asked == run.asked), run)
     others = [one for one in runs if one.asked != run.asked]
-    return Results(study, own, works, rows, converged, more, others)
+    return Results(study, own, works, rows, converged, more, arrays, others)
 
 
 def readable(run: Run) -> bool:
-    """Return whether this version of fissile knows the run's study, scale and settings."""
+    """Return whether this version of fissile knows the run's study, scale and settings.
+
+    A run of more trials than anybody has computed would only keep its reader busy.
+    """
     try:
-        return bool(STUDIES[run.study].works(run.scale, run.trials, run.changes))
+        cells = STUDIES[run.study].works(run.scale, 1, run.changes)
     except (KeyError, FissileError):
         return False
+    return len(cells) * (run.trials or 1) <= _MOST
 
 
 def shown(run: Run) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fissile._common.errors import FissileError, whole
 from fissile.lab.claims import Claim
-from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work, changed, settings
+from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work, changed, numbered, settings
 
 #: From seconds, through a minute or two, to the paper's own grid, epochs and trials.
 SCALES = ("smoke", "quick", "paper")
@@ -156,13 +156,13 @@ class Study:
                 f"{', '.join(sorted(self.settings))}"
             )
         count = self.scales[scale].trials if trials is None else whole("trials", trials, least=1)
-        found = [
-            self._changed(work, changes)
-            for setting in self.scales[scale].settings
-            for number in range(count)
-            for work in self._arms_of(setting, number)
-        ]
-        return list(dict.fromkeys(found))
+        known, found = set[Work](), list[Work]()
+        for setting in self.scales[scale].settings:
+            cells = dict.fromkeys(self._changed(work, changes) for work in self._arms_of(setting))
+            each = [numbered(cell, count) for cell in cells if cell not in known]
+            found += [work for side_by_side in zip(*each, strict=True) for work in side_by_side]
+            known |= cells.keys()
+        return found
 
     def converged(self, scale: str, changes: Mapping[str, object] | None = None) -> list[Work]:
         """Return, for each cell, the dense network of trial 0, trained until it has converged.
@@ -210,7 +210,7 @@ class Study:
     def settings(self) -> set[str]:
         return settings(next(iter(self.scales.values())).settings[0])
 
-    def _arms_of(self, setting: Work, number: int) -> list[Work]:
+    def _arms_of(self, setting: Work) -> list[Work]:
         if isinstance(setting, Sampling | Contender):
-            return [replace(setting, number=number)]
-        return [replace(setting, arm=arm, number=number) for arm in self.arms]
+            return [replace(setting, number=0)]
+        return [replace(setting, arm=arm, number=0) for arm in self.arms]

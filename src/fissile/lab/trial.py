@@ -35,9 +35,21 @@ def key_of(work: Any, **more: str) -> str:
 
     ``more`` is what decides the result besides the trial's own fields.
     """
-    spec = {"revision": REVISION, "kind": work.kind, **_spec(work), **more}
-    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    before, after = _around_number(work, **more)
+    return _hashed(f"{before}{work.number}{after}")
+
+
+def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _around_number(work: Any, **more: str) -> tuple[str, str]:
+    """Return everything that decides a result as text: what comes before the number, and after."""
+    spec = {"revision": REVISION, "kind": work.kind, **_spec(work), **more}
+    early = {name: value for name, value in spec.items() if name < "number"}
+    late = {name: value for name, value in spec.items() if name > "number"}
+    texts = [json.dumps(part, sort_keys=True, separators=(",", ":")) for part in (early, late)]
+    return f'{texts[0][:-1]},"number":', f",{texts[1][1:]}"
 
 
 def _spec(part: Any) -> dict[str, Any]:
@@ -89,7 +101,12 @@ class Contender:
     @cached_property
     def key(self) -> str:
         """The name of the result; whoever changes a method's plans gets new results."""
-        return key_of(self, plans=repr(self.plans))
+        return key_of(self, **self.decided)
+
+    @property
+    def decided(self) -> dict[str, str]:
+        """What decides the result besides the fields."""
+        return {"plans": repr(self.plans)}
 
     @property
     def plans(self) -> list[Plan]:
@@ -368,6 +385,24 @@ _PARTS: dict[str, Callable[..., Any]] = {
     "recipe": Recipe,
     "arm": Arm,
 }
+
+
+def numbered(cell: Work, count: int) -> list[Work]:
+    """Return the first trials of a cell: ``numbered(Trial(), 10)``; they share its parts.
+
+    Keys come with them, as large studies ask for many: the text behind a key differs in the number.
+    """
+    replace(cell, number=count - 1)  # checks the largest number
+    before, after = _around_number(cell, **getattr(cell, "decided", {}))
+    parts = {one.name: getattr(cell, one.name) for one in fields(cell)}
+    found = list[Work]()
+    for number in range(count):
+        one = object.__new__(type(cell))
+        key = _hashed(f"{before}{number}{after}")
+        for name, value in (parts | {"number": number, "key": key}).items():
+            object.__setattr__(one, name, value)  # without the checks, and in little memory
+        found.append(one)
+    return found
 
 
 def from_spec(kind: str, spec: dict[str, Any]) -> Work:

@@ -57,7 +57,8 @@ def went(works, folder, device="cpu", jobs=1):
         except run.RunFailed as error:
             said = str(error)
         rows = store.rows([work.key for work in works])
-        return {"said": said, "stored": [(row.spec["number"], row.measures) for row in rows]}
+        number = {work.key: work.number for work in works}
+        return {"said": said, "stored": [(number[row.key], row.measures) for row in rows]}
 
 
 def failing(folder):

@@ -46,13 +46,15 @@ def test_what_goes_in_comes_out(shared, measures, shapes, seconds):
     with Store(path) as store:
         store.add([TrialResult(trial, measures, seconds, arrays)], HERE)
     with Store(path, create=False) as store:
-        (row,) = store.rows([trial.key])
-    assert (row.key, row.kind, row.seconds, row.provenance) == (trial.key, "network", seconds, HERE)
-    assert from_spec(row.kind, row.spec) == trial
+        (row,), time = store.rows([trial.key]), store.times()[-1]
+        found = store.arrays([trial.key]).get(trial.key, {})
+    assert (row.key, row.seconds, row.provenance) == (trial.key, seconds, HERE)
+    assert (time.kind, time.seconds, time.device) == ("network", seconds, HERE.device)
+    assert from_spec(time.kind, time.spec) == trial
     assert row.measures.keys() == measures.keys()
     assert all(same(row.measures[name], measures[name]) for name in measures)
-    assert row.arrays.keys() == arrays.keys()
-    assert all(np.array_equal(row.arrays[k], v, equal_nan=True) for k, v in arrays.items())
+    assert found.keys() == arrays.keys()
+    assert all(np.array_equal(found[k], v, equal_nan=True) for k, v in arrays.items())
     assert abs(datetime.now(UTC) - datetime.fromisoformat(row.finished)).total_seconds() < 60
 
 
@@ -69,8 +71,8 @@ def test_arrays_keep_their_type(tmp_path, dtype):
     with Store(tmp_path) as store:
         array = torch.eye(3).to(dtype).requires_grad_(dtype.is_floating_point)
         store.add([TrialResult(Sampling(), {}, 0.0, {"w": array})], HERE)
-        (row,) = store.rows([Sampling().key])
-        assert row.arrays["w"].dtype == array.detach().numpy().dtype
+        found = store.arrays([Sampling().key])[Sampling().key]
+        assert found["w"].dtype == array.detach().numpy().dtype
 
 
 def test_rows_come_in_the_order_asked_for(tmp_path):
@@ -80,7 +82,7 @@ def test_rows_come_in_the_order_asked_for(tmp_path):
         assert [row.key for row in store.rows(asked)] == keys(*reversed(range(1200)), 7, 7)
         assert store.finished(asked) == set(keys(*range(1200)))
         assert store.count() == 1200
-        assert store.rows([]) == []
+        assert list(store.rows([])) == []
         assert store.finished(iter([])) == set()
 
 
@@ -108,14 +110,26 @@ def test_runs(tmp_path):
         assert store.runs() == []
         for run in (other, first):
             store.note_run(run)
-        assert store.runs() == [other, first]
-        again = replace(
-            first, command="fissile run scaling -q", started="2099-01-01T00:00:00+00:00"
-        )
-        store.note_run(again)
-        store.note_run(first)  # the older start does not come back
-        store.note_run(replace(other, changes=dict(reversed(other.changes.items()))))
-        assert store.runs() == [again, other]
+        assert store.runs() == [first, other]
+        again = replace(other, command="fissile run -t 5", started="1970-01-01T00:00:00+00:00")
+        store.note_run(replace(again, changes=dict(reversed(other.changes.items()))))
+        assert store.runs() == [again, first]
+
+
+def test_runs_are_in_the_order_of_asking_whatever_the_clock_says(tmp_path):
+    ahead, now = (
+        Run("capacity", "smoke", trials, {}, "", f"{year}-01-01T00:00:00+00:00")
+        for trials, year in ((1, 2036), (2, 2026))
+    )
+    with Store(tmp_path / "here") as store, Store(tmp_path / "there") as other:
+        store.note_run(ahead)
+        store.note_run(now)
+        assert store.runs() == [now, ahead]
+        other.note_run(replace(now, trials=3))
+        other.note_run(replace(ahead, command="of another clock"))
+        for _ in range(2):  # what is known here keeps its place
+            store.take(other)
+            assert store.runs() == [replace(now, trials=3), now, ahead]
 
 
 def test_a_copy_is_a_store(tmp_path):

@@ -1,11 +1,13 @@
 """Files and folders that are no store, or cannot be written: refused, and left as they are."""
 
 import contextlib
+import math
 import os
 import pickle
 import shutil
 import sqlite3
 import tempfile
+import tracemalloc
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -42,7 +44,7 @@ BAD = {
     "cut askew": (lambda f: cut(f, f.stat().st_size - 1), "damaged"),
     "pages of zeros": (lambda f: smear(f, 4096, bytes(f.stat().st_size - 4096)), "damaged"),
     "pages of noise": (lambda f: smear(f, 8192, b"\x93" * (f.stat().st_size - 8192)), "damaged"),
-    "newer": (lambda f: foreign(f, "PRAGMA user_version = 2"), "version 2.*update fissile"),
+    "newer": (lambda f: foreign(f, "PRAGMA user_version = 3"), "version 3.*update fissile"),
     "older": (lambda f: foreign(f, "PRAGMA user_version = 0"), "version 0"),
     "other owner": (lambda f: foreign(f, "PRAGMA application_id = 7"), "no store of fissile"),
     "other tables": (lambda f: foreign(f, "ALTER TABLE trials RENAME TO tried"), "tables are not"),
@@ -50,6 +52,15 @@ BAD = {
         lambda f: foreign(f, "ALTER TABLE runs RENAME started TO s"),
         "tables are not",
     ),
+    "a trigger": (
+        lambda f: foreign(
+            f, "CREATE TRIGGER t AFTER INSERT ON trials BEGIN DELETE FROM trials; END"
+        ),
+        "the trigger t is none of a store's",
+    ),
+    "a view": (lambda f: foreign(f, "CREATE VIEW v AS SELECT 1"), "the view v is none"),
+    "an index": (lambda f: foreign(f, "CREATE INDEX i ON trials (kind)"), "the index i is none"),
+    "one more table": (lambda f: foreign(f, "CREATE TABLE t (a)"), "the tables are not"),
     "odd letters": (lambda f: smear(f, f.read_bytes().index(b"TABLE trials"), b"\xdf"), "damaged"),
     "foreign": (lambda f: (f.unlink(), foreign(f, "CREATE TABLE t (a)")), "no store of fissile"),
     "foreign, no table": (lambda f: (f.unlink(), foreign(f, "VACUUM")), "no store of fissile"),
@@ -99,15 +110,27 @@ def test_a_torn_or_flipped_file_never_does_anything_else(data, whole, tmp_path_f
         store.add(outcomes(*range(120)), HERE)
 
 
+MADE_BY = '{"version": %s, "commit": "", "torch": "", "device": "", "python": ""}'
+
+
 def test_a_damaged_row_is_named(tmp_path):
     filled(tmp_path, 1, 2)
     for column, value in [
-        ("arrays", b"PK no zip"),
         ("measures", '{"a": {}}'),
         ("measures", "{" * 10_000),
-        ("spec", "not json"),
+        ("measures", "[1]"),
+        ("measures", '{"\\ud800": 1}'),
+        ("measures", b"{}"),
         ("provenance", '{"by": "me"}'),
         ("provenance", 3),
+        ("provenance", MADE_BY % '["a", "list"]'),
+        ("provenance", MADE_BY % '"\\ud800"'),
+        ("seconds", "long"),
+        ("seconds", -1.0),
+        ("seconds", math.inf),
+        ("finished", b"2026"),
+        ("finished", "yesterday"),
+        ("finished", 7),
     ]:
         with contextlib.closing(sqlite3.connect(tmp_path / "trials.sqlite")) as db, db:
             whole = db.execute(f"SELECT {column} FROM trials WHERE key = ?", keys(2)).fetchone()
@@ -122,11 +145,67 @@ def test_a_damaged_row_is_named(tmp_path):
         assert len(store.rows(keys(1, 2))) == 2
 
 
-def test_a_damaged_run_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("[1]", "", ""),
+        ('["codes", "smoke", 1, {}]', b"", ""),
+        ('[["codes"], "smoke", 1, {}]', "", ""),
+        ('["codes", null, 1, {}]', "", ""),
+        ('["codes", "smoke", "1", {}]', "", ""),
+        ('["codes", "smoke", true, {}]', "", ""),
+        ('["codes", "smoke", 0, {}]', "", ""),
+        ('["codes", "smoke", 1e999, {}]', "", ""),
+        ('["codes", "smoke", 1, []]', "", ""),
+        ('["codes", "smoke", 1, {"train": {}}]', "", ""),
+        ('["codes", "smoke", 1, {"train": NaN}]', "", ""),
+        ('["codes", "smoke", 1, {"train": 1' + "0" * 400 + "}]", "", ""),
+        ('["codes", "smoke", 1, {"data": "\\ud800"}]', "", ""),
+    ],
+)
+def test_a_damaged_run_is_an_error(tmp_path, values):
     with Store(tmp_path) as store:
-        store._db.execute("INSERT INTO runs VALUES ('[1]', '', '')")
+        store._db.execute("INSERT INTO runs VALUES (?, ?, ?, 1)", values)
         with pytest.raises(FileError, match="list of runs is damaged"):
             store.runs()
+
+
+def test_damaged_settings_are_an_error_where_they_are_read(tmp_path):
+    filled(tmp_path / "there", 1, 2)
+    with Store(tmp_path / "there") as there, Store(tmp_path / "here") as here:
+        for spec in ("not json", "[]", b"{}"):
+            there._db.execute("UPDATE trials SET spec = ? WHERE key = ?", (spec, key(2)))
+            with pytest.raises(FileError, match="a trial is damaged"):
+                there.times()
+            with pytest.raises(FileError, match=rf"there/trials.sqlite: the trial {key(2)} is dam"):
+                here.take(there)
+            assert here.count() == 0
+
+
+def test_arrays_are_read_only_when_asked_for_and_only_so_many(tmp_path, monkeypatch):
+    blob = BytesIO()
+    np.savez_compressed(blob, w1=np.zeros(50 << 20, np.uint8))
+    assert len(blob.getvalue()) < 100_000
+    filled(tmp_path / "there", 1, 2)
+    monkeypatch.setattr("fissile.lab.store._ROOM", 40 << 20)
+    with Store(tmp_path / "there") as store, Store(tmp_path / "here") as here:
+        for bad in (blob.getvalue(), b"PK no zip", "text", 3):
+            store._db.execute("UPDATE trials SET arrays = ? WHERE key = ?", (bad, key(2)))
+            assert len(store.rows(keys(1, 2))) == 2
+            assert store.arrays(keys(1)) == {}
+            tracemalloc.start()
+            for read in (lambda: store.arrays(keys(1, 2)), lambda: here.take(store)):
+                with pytest.raises(FileError, match=f"the trial {key(2)} is damaged"):
+                    read()
+            assert tracemalloc.get_traced_memory()[1] < 10 << 20
+            tracemalloc.stop()
+        # Many trials share the room of one.
+        small = BytesIO()
+        np.savez_compressed(small, w1=np.zeros(25 << 20, np.uint8))
+        store._db.execute("UPDATE trials SET arrays = ?", (small.getvalue(),))
+        assert store.arrays(keys(2))[key(2)]["w1"].nbytes == 25 << 20
+        with pytest.raises(FileError, match="larger than any that fissile stores"):
+            store.arrays(keys(1, 2))
 
 
 def test_a_pickle_is_never_opened(tmp_path):
@@ -143,8 +222,62 @@ def test_a_pickle_is_never_opened(tmp_path):
         for blob in (npz.getvalue(), npy.getvalue(), pickle.dumps(Trap())):
             store._db.execute("UPDATE trials SET arrays = ?", (blob,))
             with pytest.raises(FileError, match=r"is damaged \(.*\)"):
-                store.rows(keys(1))
+                store.arrays(keys(1))
     assert not (tmp_path / "sprung").exists()
+
+
+# --- two processes that make one store
+
+
+def test_a_store_that_another_process_has_just_made_is_never_replaced(tmp_path, monkeypatch):
+    file = tmp_path / "store" / "trials.sqlite"
+
+    def no_links(*_):
+        if not file.exists():
+            monkeypatch.undo()
+            filled(tmp_path / "store", *range(40))  # the other process is faster
+            monkeypatch.setattr(os, "link", no_links)
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", no_links)
+    with Store(tmp_path / "store") as store:
+        assert store.count() == 40
+    assert contents(tmp_path / "store").keys() == {"trials.sqlite"}
+
+
+def test_a_store_is_made_without_links_too(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(1, "refused")
+
+    monkeypatch.setattr(os, "link", refused)
+    filled(tmp_path / "one", 1)
+    assert contents(tmp_path / "one").keys() == {"trials.sqlite"}
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(FileError, match="refused"):
+        Store(tmp_path / "two")
+    assert contents(tmp_path / "two") == {}
+
+
+def test_a_store_whose_place_is_taken_is_waited_for(tmp_path, monkeypatch):
+    filled(tmp_path / "made", 1)
+    file = tmp_path / "store" / "trials.sqlite"
+    file.parent.mkdir()
+    file.touch()
+    monkeypatch.setattr(
+        "fissile.lab.store.database.time.sleep",
+        lambda _: os.replace(tmp_path / "made" / file.name, file),
+    )
+    assert Store(file.parent).count() == 1
+
+
+def test_a_log_may_vanish_at_any_time(tmp_path, monkeypatch):
+    filled(tmp_path, 1)
+    exists = Path.exists
+    vanishing = lambda path: True if path.name.endswith("-wal") else exists(path)  # noqa: E731
+    monkeypatch.setattr(Path, "exists", vanishing)
+    for create in (True, False):
+        with Store(tmp_path, create=create) as store:
+            assert store.count() == 1
 
 
 def test_a_place_that_cannot_be_a_store(tmp_path):

@@ -8,10 +8,12 @@ from itertools import combinations, pairwise
 from math import nan
 
 import matplotlib
+import matplotlib.text
 import numpy as np
 import pandas
 import pytest
 from figures import Figures, frame_of, pictures_of
+from matplotlib import cbook
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
@@ -280,6 +282,18 @@ def test_an_axis_begins_below_the_arm_it_names_but_hides_no_arm_wholly() -> None
 
     assert 79 < begins(82.0) < 80
     assert 25 < begins(30.0) < 30
+
+
+def test_names_from_data_are_drawn_as_they_are() -> None:
+    evil = r"$\frac$ costs \$5 and $\alpha$"
+    study = STUDIES["capacity"]
+    figure = draw(study, frame_of(study), note=f"On {evil}")
+    assert figure is not None
+    assert figure.get_suptitle().count(r"\$") == figure.get_suptitle().count("$") == 5
+    for text in (style.plain(evil), style.look(f"{evil}-2").label, style.named(evil)):
+        assert not cbook.is_math_text(text)
+        assert evil.replace(" ", "") in "".join(text.replace(r"\$", "$").split())
+    assert "\x1b" not in style.plain("\x1b[31m")
 
 
 def test_long_names_break_into_lines_of_one_length() -> None:

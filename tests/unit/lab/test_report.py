@@ -369,7 +369,7 @@ def curved(tmp_path, changes=None):
     with Store(tmp_path) as store:
         store.add(outcomes, MADE_BY)
         wanted = Run("timing", "smoke", None, {"data": "generated", **(changes or {})}, "run")
-        return load(store, wanted)
+        return load(store, wanted, pictures=True)
 
 
 def test_the_dense_network_is_one_network_whenever_others_split(tmp_path):
@@ -441,6 +441,27 @@ def test_what_a_user_typed_is_text(tmp_path):
     assert html.escape(evil).replace("&#x27;", "&#39;") in page.source
     assert not any(page.all(tag) for tag in ("script", "i"))
     assert {one["src"][:11] for one in page.all("img")} == {"data:image/"}
+
+
+def test_a_name_from_data_is_neither_markup_nor_a_formula(tmp_path):
+    evil = (
+        r"$\frac$ <script>alert(1)</script> [x](javascript:1) `a` _b_ *c* ~~d~~ | &lt; e_f \x1b[31m"
+    )
+    changes = {"data": "generated", "encoder": evil}
+    works = STUDIES["fashionmnist"].works("smoke", changes=changes)
+    with Store(tmp_path / "lab") as store:
+        came_to = {"accuracy": 0.5, "nonzeros": 9.0}
+        store.add([TrialResult(work, came_to, 1.0) for work in works], MADE_BY)
+        found = load(store, Run("fashionmnist", "smoke", None, changes, ""))
+    for text in (report.tables_markdown(found), report.claims_markdown(report.claim_rows([found]))):
+        assert "<script" not in text
+        assert (
+            r"\$\\frac\$ &lt;script>alert(1)&lt;/script> [x\](javascript:1) \`a\` \_b\_ \*c\* "
+            r"\~\~d\~\~ \| &amp;lt; e_f"
+        ) in text
+        assert "\x1b" not in text
+    report._fill(tmp_path, [found])  # figures included
+    assert (tmp_path / "tables" / "fashionmnist.md").read_text() == report.tables_markdown(found)
 
 
 def test_nothing_is_loaded_and_nothing_runs(page):

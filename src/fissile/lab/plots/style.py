@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fissile._common.errors import needs
+from fissile._common.progress import printable
 from fissile.lab.frame import labelled
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and two greys.
@@ -169,7 +170,7 @@ def look(arm: str) -> Look:
     if arm in METHODS:
         return METHODS[arm]
     split, alpha = arm.rpartition("-")[0] or arm, alpha_of(arm)
-    name, colour, marker = _SPLITS.get(split, (f"{split} split", _PURPLE, "v"))
+    name, colour, marker = _SPLITS.get(split, (plain(f"{split} split"), _PURPLE, "v"))
     return Look(f"{name}, α = {alpha}", colour, marker, _LINES.get(alpha, "-."), filled=alpha != 2)
 
 
@@ -204,7 +205,7 @@ def wrapped(text: str, letters: float) -> str:
     >>> wrapped("coverage of clauses, alpha 2", 20)
     'coverage of\nclauses, α\xa0=\xa02'
     """
-    nice = re.sub(r"\balpha (\d+)", "α\xa0=\xa0\\1", text)  # spaces that no line ends at
+    nice = re.sub(r"\balpha (\d+)", "α\xa0=\xa0\\1", plain(text))  # spaces that no line ends at
     lines = textwrap.wrap(nice, int(letters), break_long_words=False)
     for width in range(int(letters), 0, -1):  # the narrowest that takes no line more
         narrower = textwrap.wrap(nice, width, break_long_words=False)
@@ -212,6 +213,15 @@ def wrapped(text: str, letters: float) -> str:
             break
         lines = narrower
     return "\n".join(lines)
+
+
+def plain(text: str) -> str:
+    """Return a text that matplotlib draws as it is: a name is no formula.
+
+    >>> plain("costs $5 or $6")
+    'costs \\\\$5 or \\\\$6'
+    """
+    return printable(text).replace("$", r"\$")
 
 
 def styled() -> AbstractContextManager[None]:

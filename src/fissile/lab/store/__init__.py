@@ -15,89 +15,29 @@ import io
 import json
 import math
 import os
-import platform
 import sqlite3
-import subprocess
 import sys
 import weakref
+import zipfile
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-import fissile
-from fissile._common.cores import cores
 from fissile.lab.compute import TrialResult
 from fissile.lab.store.database import advised, open_database, undamaged
+from fissile.lab.store.provenance import Provenance
 from fissile.lab.trial import Work
 
-__all__ = ["Provenance", "Row", "Run", "Store", "Time"]
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Who made a result.
-
-    >>> Provenance.here("cpu").version
-    '0.1.0'
-    """
-
-    version: str
-    commit: str
-    torch: str
-    device: str
-    python: str
-
-    @classmethod
-    def here(cls, device: str) -> Provenance:
-        """Describe this installation on this machine; what cannot be found out stays empty."""
-        python = platform.python_version()
-        return cls(fissile.__version__, _commit(), str(torch.__version__), _name(device), python)
-
-
-def _commit() -> str:
-    """Return the commit of the source tree, if this is one, marked if files were changed.
-
-    A tree that was copied somewhere without its history, or beside another one, has it in
-    ``FISSILE_COMMIT``.
-    """
-    root = Path(fissile.__file__).resolve().parents[2]
-    if told := os.environ.get("FISSILE_COMMIT"):
-        return told
-    if not (root / ".git").exists():
-        return ""
-    git = ["git", "--no-optional-locks", f"--git-dir={root / '.git'}", f"--work-tree={root}"]
-    asked = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        found = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return found.stdout.strip()
-
-
-def _name(device: str) -> str:
-    try:
-        kind = torch.device(device).type
-        if kind == "cuda":
-            return torch.cuda.get_device_name(device)
-    except (AssertionError, RuntimeError):  # not on this machine: what it was called must do
-        return device
-    return f"{_processor()}, {cores()} cores" if kind == "cpu" else device
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine() or "unknown processor"
+__all__ = ["Provenance", "Row", "Rows", "Run", "Store", "Time"]
 
 
 def _now() -> str:
@@ -109,13 +49,71 @@ class Row:
     """One finished trial."""
 
     key: str
-    kind: str
-    spec: dict[str, Any]
     measures: dict[str, float]
-    arrays: dict[str, NDArray[Any]]
     provenance: Provenance
     seconds: float
     finished: str
+
+
+class Rows(Sequence[Row]):
+    """Finished trials, held in columns: hundreds of thousands of them must fit into memory.
+
+    >>> rows = store.rows(work.key for work in works)
+    >>> rows[0].measures["accuracy"], rows.columns()["accuracy"].mean()
+    """
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self.keys, self.provenances, self.finished = list[str](), list[Provenance](), list[str]()
+        self.seconds, self._values, self._starts = array("d"), array("d"), array("q")
+        self.names: list[tuple[str, ...]] = []
+        for row in rows:
+            self.append(row, tuple(row.measures), row.measures.values())
+
+    def append(self, about: Row, names: tuple[str, ...], values: Iterable[float]) -> None:
+        """Add a trial, and its measures apart; many trials had better share their names."""
+        self._starts.append(len(self._values))
+        self._values.extend(values)
+        self.names.append(names)
+        self.keys.append(about.key)
+        self.provenances.append(about.provenance)
+        self.seconds.append(about.seconds)
+        self.finished.append(about.finished)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        names, start = self.names[place], self._starts[place]
+        measures = dict(zip(names, self._values[start : start + len(names)], strict=True))
+        about = self.provenances[place], self.seconds[place], self.finished[place]
+        return Row(self.keys[place], measures, *about)
+
+    def __add__(self, more: Rows) -> Rows:
+        both = Rows()
+        for name, own in vars(self).items():
+            setattr(both, name, own + getattr(more, name))
+        shift = len(self._values)
+        both._starts = self._starts + array("q", [shift + start for start in more._starts])
+        return both
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """Return each measure of all trials, NaN where a trial has none."""
+        found: dict[str, NDArray[np.float64]] = {}
+        starts, values = np.array(self._starts), np.array(self._values)
+        known = {names: number for number, names in enumerate(dict.fromkeys(self.names))}
+        kinds = np.array([known[names] for names in self.names])
+        for names, number in known.items():
+            places = np.flatnonzero(kinds == number)
+            for offset, name in enumerate(names):
+                column = found.setdefault(name, np.full(len(self), np.nan))
+                column[places] = values[starts[places] + offset]
+        return found
 
 
 @dataclass(frozen=True)
@@ -182,21 +180,71 @@ def _plain(value: float) -> float | str | None:
     return value if math.isfinite(value) else str(value)
 
 
-def _row_of(file: Path, values: tuple[Any, ...]) -> Row:
-    """Return a finished trial from its columns."""
-    key, kind, spec, measures, blob, made_by, seconds, finished = values
-    with undamaged(file, f"the trial {key}"):
-        numbers = {
-            name: math.nan if value is None else float(value)
-            for name, value in json.loads(measures).items()
-        }
-        arrays = {}
-        if blob:
-            with np.load(io.BytesIO(blob), allow_pickle=False) as arrays_file:
-                arrays = dict(arrays_file)
-        provenance = Provenance(**json.loads(made_by))
-        settings = json.loads(spec)
-        return Row(key, kind, settings, numbers, arrays, provenance, float(seconds), finished)
+def _text(value: object) -> str:
+    """Return what must be text, and such as a file can hold."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in the place of text")
+    value.encode()  # half of a letter, which JSON may hold, cannot be written anywhere
+    return value
+
+
+# What many rows share is checked once, and is one object.
+
+
+@lru_cache
+def _names(names: tuple[object, ...]) -> tuple[str, ...]:
+    return tuple(map(_text, names))
+
+
+@lru_cache
+def _provenance(made_by: object) -> Provenance:
+    return Provenance(**{k: _text(v) for k, v in json.loads(_text(made_by)).items()})
+
+
+@lru_cache
+def _time(finished: object) -> str:
+    datetime.fromisoformat(found := _text(finished))
+    return found
+
+
+def _measures(measures: object) -> tuple[tuple[str, ...], list[float]]:
+    found = json.loads(_text(measures))
+    values = [math.nan if value is None else float(value) for value in found.values()]
+    return _names(tuple(found)), values
+
+
+def _seconds(seconds: object) -> float:
+    if not isinstance(seconds, float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"it took {seconds!r} seconds")
+    return seconds
+
+
+def _spec(spec: object) -> dict[str, Any]:
+    return dict(json.loads(_text(spec)).items())
+
+
+def _inflated(blob: bytes | None, room: int | None = None) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a trial, if they have so much room in memory."""
+    if blob is None:
+        return {}
+    with zipfile.ZipFile(io.BytesIO(blob)) as held:
+        if sum(member.file_size for member in held.infolist()) > (_ROOM if room is None else room):
+            raise ValueError("its arrays are larger than any that fissile stores")
+    with np.load(io.BytesIO(blob), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _run_of(request: object, command: object, started: object) -> Run:
+    study, scale, trials, changes = json.loads(_text(request))
+    if not (trials is None or (type(trials) is int and 0 < trials < _LARGE)):
+        raise ValueError(f"{trials!r} trials")
+    for name, value in changes.items():
+        _text(name)
+        if isinstance(value, str):
+            _text(value)
+        elif value is not None and not (isinstance(value, int | float) and abs(value) < _LARGE):
+            raise ValueError(f"a setting is {value!r}")
+    return Run(_text(study), _text(scale), trials, changes, _text(command), _text(started))
 
 
 if sys.platform != "win32":
@@ -247,8 +295,13 @@ class Flight:
 
 
 _CHUNK = 500  # older SQLites take 999 parameters
+_ROOM = 512 << 20  # bytes of arrays that are read at once; figures need thousands
+_LARGE = 10**15  # no setting is as large
 #: Not OR IGNORE, which would pass over any broken row in silence.
 _INSERT = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_RUN = """INTO runs SELECT ?1, ?2, ?3, coalesce(
+    (SELECT first FROM runs WHERE request = ?1), (SELECT coalesce(max(rowid), 0) + 1 FROM runs)
+) WHERE true"""
 
 
 class Store:
@@ -293,10 +346,31 @@ class Store:
             db.executemany(_INSERT, rows)
         self.release(one.work.key for one in outcomes)
 
-    def rows(self, keys: Sequence[str]) -> list[Row]:
-        """Return the trials that are stored, in the order asked for."""
-        found = {values[0]: _row_of(self._file, values) for values in self._select("*", keys)}
-        return [found[key] for key in keys if key in found]
+    def rows(self, keys: Iterable[str]) -> Rows:
+        """Return the trials that are stored, in the order asked for, without their arrays."""
+        keys, rows, key = list(keys), Rows(), ""
+        with undamaged(self._file, lambda: f"the trial {key}"):
+            for start in range(0, len(keys), _CHUNK):
+                part = keys[start : start + _CHUNK]
+                columns = "key, measures, provenance, seconds, finished"
+                found = {values[0]: values[1:] for values in self._select(columns, part)}
+                for key in filter(found.__contains__, part):
+                    measures, made_by, seconds, finished = found[key]
+                    about = _provenance(made_by), _seconds(seconds), _time(finished)
+                    rows.append(Row(key, {}, *about), *_measures(measures))
+        return rows
+
+    def arrays(self, keys: Iterable[str]) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return what figures show of single networks, for the trials that have it.
+
+        >>> store.arrays([trial.key])[trial.key]["w1"].shape
+        """
+        found, room = dict[str, dict[str, NDArray[Any]]](), _ROOM
+        for key, blob in self._select("key, arrays", keys):
+            with undamaged(self._file, f"the trial {key}"):
+                found[key] = _inflated(blob, room)
+            room -= sum(one.nbytes for one in found[key].values())
+        return {key: arrays for key, arrays in found.items() if arrays}
 
     def times(self) -> list[Time]:
         """Return how long each finished trial took, on which device.
@@ -306,8 +380,8 @@ class Store:
         rows = self._query("SELECT kind, spec, provenance, seconds, finished FROM trials")
         with undamaged(self._file, "a trial"):
             return [
-                Time(kind, json.loads(spec), json.loads(made_by)["device"], float(seconds), when)
-                for kind, spec, made_by, seconds, when in rows
+                Time(_text(kind), _spec(spec), _provenance(by).device, _seconds(taken), _time(at))
+                for kind, spec, by, taken, at in rows
             ]
 
     def claim(self, keys: Iterable[str]) -> set[str]:
@@ -342,39 +416,39 @@ class Store:
 
         >>> Store("here").take(Store("from-the-cluster", create=False))
 
-        Where both have a trial, the result here stays.
+        Where both have a trial, the result here stays. What only the other was asked for counts as
+        asked for now.
         """
         before = self.count()
-        rows = other._query("SELECT * FROM trials")
-        for values in rows:
-            _row_of(other._file, values)  # which refuses what is damaged, before anything is added
-        with self._transaction() as db:
-            db.executemany(_INSERT, rows)
-        for run in reversed(other.runs()):
-            self.note_run(run)
+        runs = [(run.asked, run.command, run.started) for run in reversed(other.runs())]
+        checks: tuple[Any, ...] = (_text, _text, _spec, _measures, _inflated)
+        checks += _provenance, _seconds, _time
+        with self._transaction() as db, advised(other._file):
+            for values in other._db.execute("SELECT * FROM trials"):
+                with undamaged(other._file, f"the trial {values[0]}"):
+                    for check, value in zip(checks, values, strict=True):
+                        check(value)
+                db.execute(_INSERT, values)
+            db.executemany(f"INSERT {_RUN} ON CONFLICT DO NOTHING", runs)
         return self.count() - before
 
     def note_run(self, run: Run) -> None:
-        """Remember what was asked for; the same request is kept once, with its newest start."""
-        upsert = (
-            "INSERT INTO runs VALUES (?, ?, ?) ON CONFLICT (request) DO UPDATE"
-            " SET command = excluded.command, started = excluded.started"
-            " WHERE excluded.started >= started"
-        )
+        """Remember what was asked for: the same request is kept once, and is now the newest."""
         with self._transaction() as db:
-            db.execute(upsert, (run.asked, run.command, run.started))
+            db.execute(f"REPLACE {_RUN}", (run.asked, run.command, run.started))
 
     def runs(self) -> list[Run]:
-        """Return what was asked for, newest first."""
-        rows = self._query("SELECT request, command, started FROM runs ORDER BY rowid")
-        runs: list[Run] = []
+        """Return what was asked for, newest first, whatever the clock said then."""
+        rows = self._query("SELECT request, command, started FROM runs ORDER BY first")
+        order = self._query("SELECT request FROM runs ORDER BY rowid DESC")
+        runs: dict[object, Run] = {}
         counts: Counter[str] = Counter()
         with undamaged(self._file, "the list of runs"):
-            for request, command, started in rows:
-                study, scale, trials, changes = json.loads(request)
-                counts[study] += 1
-                runs.append(Run(study, scale, trials, changes, command, started, counts[study]))
-        return sorted(runs, key=lambda run: run.started)[::-1]
+            for row in rows:
+                run = _run_of(*row)
+                counts[run.study] += 1
+                runs[row[0]] = replace(run, number=counts[run.study])
+        return [runs[request] for (request,) in order]
 
     def count(self) -> int:
         """Count the finished trials."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -41,12 +42,15 @@ def advised(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def undamaged(file: Path, what: str) -> Iterator[None]:
+def undamaged(file: Path, what: str | Callable[[], str]) -> Iterator[None]:
     """Turn any error while reading what is stored into one that names it."""
     try:
         yield
+    except FileError:
+        raise
     except Exception as error:  # whatever bad bytes run into, it becomes one clear error
-        raise FileError(f"{file}: {what} is damaged ({_line(error)}); {UNTOUCHED}") from None
+        named = what if isinstance(what, str) else what()
+        raise FileError(f"{file}: {named} is damaged ({_line(error)}); {UNTOUCHED}") from None
 
 
 def _line(error: Exception) -> str:
@@ -54,13 +58,17 @@ def _line(error: Exception) -> str:
 
 
 _OURS = int.from_bytes(b"fiss", "big")  # stands in the header of the file
-_VERSION = 1
+_VERSION = 2
+_MOMENT = 0.5  # seconds in which a process that has made an empty file fills it
 _PATIENCE = 60.0  # seconds to wait for another process; a transaction takes milliseconds
 _TABLES = (
     """CREATE TABLE trials (
         key TEXT PRIMARY KEY, kind TEXT NOT NULL, spec TEXT NOT NULL, measures TEXT NOT NULL,
         arrays BLOB, provenance TEXT NOT NULL, seconds REAL NOT NULL, finished TEXT NOT NULL)""",
-    "CREATE TABLE runs (request TEXT PRIMARY KEY, command TEXT NOT NULL, started TEXT NOT NULL)",
+    # In the order of asking; ``first`` is the place of a run that was asked for again since.
+    """CREATE TABLE runs (
+        request TEXT PRIMARY KEY, command TEXT NOT NULL, started TEXT NOT NULL,
+        first INTEGER NOT NULL)""",
 )
 _MARKS = (f"PRAGMA application_id = {_OURS}", f"PRAGMA user_version = {_VERSION}")
 _PROBE = "SELECT key FROM trials LIMIT 1"
@@ -76,6 +84,7 @@ def open_database(file: Path, *, create: bool) -> sqlite3.Connection:
             _make(file)
         if not file.exists():
             raise FileError(f"{folder}: there is no store here; fill one with `fissile run`")
+        _wait_until_made(file)
         _inspect(file)
         return _writable(file) if create else _readable(file)
 
@@ -84,7 +93,7 @@ def _connect(file: Path, how: str, *statements: str) -> sqlite3.Connection:
     address = f"{file.resolve().as_uri()}?{how}"
     db = sqlite3.connect(address, uri=True, timeout=_PATIENCE, isolation_level=None)
     try:
-        for statement in statements:
+        for statement in ("PRAGMA trusted_schema = OFF", *statements):
             db.execute(statement).fetchall()
     except BaseException:
         db.close()
@@ -99,20 +108,40 @@ def _make(file: Path) -> None:
     steps = ("BEGIN", *_TABLES, *_MARKS, "COMMIT", "PRAGMA journal_mode = WAL")
     try:
         _connect(beside, "mode=rwc", *steps).close()
-        try:
-            os.link(beside, file)
-        except FileExistsError:
-            pass  # another process was faster
-        except OSError:  # a file system without links
-            os.rename(beside, file)
+        with suppress(FileExistsError):  # another process was faster
+            try:
+                os.link(beside, file)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                _take_place(beside, file)
     finally:
         beside.unlink(missing_ok=True)
 
 
+def _take_place(beside: Path, file: Path) -> None:
+    """Put a file where there is none; only one process can make the empty file that comes first."""
+    os.close(os.open(file, os.O_CREAT | os.O_EXCL))
+    try:
+        os.replace(beside, file)
+    except BaseException:
+        file.unlink()
+        raise
+
+
+def _wait_until_made(file: Path) -> None:
+    """Wait for another process that has just taken the place of a store; see above."""
+    until = time.monotonic() + _MOMENT
+    while file.stat().st_size == 0 and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def _has_log(file: Path) -> bool:
-    """Tell whether the newest rows are still in SQLite's log beside the file."""
-    log = file.with_name(f"{file.name}-wal")
-    return log.exists() and log.stat().st_size > 0
+    """Return whether the newest rows are still in SQLite's log beside the file."""
+    try:
+        return file.with_name(f"{file.name}-wal").stat().st_size > 0
+    except FileNotFoundError:  # the last process to close the store removes it at any time
+        return False
 
 
 def _inspect(file: Path) -> None:
@@ -147,13 +176,19 @@ def _identify(file: Path, db: sqlite3.Connection) -> None:
 
 
 def _check(file: Path, db: sqlite3.Connection) -> None:
-    (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    schema = db.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    # SQLite's own indexes have no statement; a trigger, a view or an index would act on its own.
+    made = {(kind, sql): name for kind, name, sql in schema if (kind, sql) != ("index", None)}
+    foreign = [f"{kind} {made[kind, sql]}" for kind, sql in made if kind != "table"]
     (page,) = db.execute("PRAGMA page_size").fetchone()
-    tables = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")}
     if file.stat().st_size % page and not _has_log(file):  # which SQLite would fill with zeros
         found = "the last page is cut"
-    elif not tables.issuperset(_TABLES):
+    elif foreign:
+        found = f"the {foreign[0]} is none of a store's"
+    elif {sql for _, sql in made} != set(_TABLES):
         found = "the tables are not those of a store"
+    else:
+        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         error = sqlite3.DatabaseError(found)
         error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
