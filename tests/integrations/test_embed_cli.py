@@ -194,7 +194,8 @@ def test_a_library_is_not_taken_from_the_folder_one_is_in(library, tmp_path, mon
     (tmp_path / f"{library}.py").write_text("open('run', 'w').close()")
     monkeypatch.chdir(tmp_path)
     spec = f"{library}:ViT-B-16/openai"
-    assert f"this needs {library}: {sys.executable} -m pip" in refused("generated-images", "--encoder", spec)
+    told = refused("generated-images", "--encoder", spec)
+    assert f"this needs {library}: {sys.executable} -m pip" in told
     assert os.listdir(tmp_path) == [f"{library}.py"]
 
 
