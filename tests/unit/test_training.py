@@ -19,6 +19,8 @@ import fissile
 from fissile import MLP, FissileError, Rewire, expand, nonzeros, to_dense, to_masked
 from fissile.layers import SparseLinear
 
+pytestmark = pytest.mark.slow  # together: make quick leaves them out
+
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
     "adam": lambda p: torch.optim.Adam(p, 1e-2, weight_decay=0.1, amsgrad=True),

@@ -27,6 +27,8 @@ from fissile.lab.stats import LEVEL, line
 from fissile.lab.studies import STUDIES
 from fissile.lab.study import Curves, Equivalence, Heat, Lines, Matrices, Regression, Series, Study
 
+pytestmark = pytest.mark.slow  # together: make quick leaves them out
+
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, Figure]:

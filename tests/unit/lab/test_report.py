@@ -23,6 +23,8 @@ from fissile.lab.run import run
 from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.studies import STUDIES
 
+pytestmark = pytest.mark.slow  # together: make quick leaves them out
+
 IDS = ("codes", "capacity", "theory")
 MADE_BY = Provenance("0.1.0", "0123abcd", "2.11.0", "a processor, 2 cores", "3.11.2")
 

@@ -15,6 +15,8 @@ from fissile.lab.stats import interval
 from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.studies import STUDIES, find
 
+pytestmark = pytest.mark.slow  # together: make quick leaves them out
+
 MADE_BY = Provenance("0.1.0", "", "2.11.0", "a processor, 2 cores", "3.11.2")
 
 

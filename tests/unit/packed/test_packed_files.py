@@ -16,6 +16,8 @@ from fissile.io.packing import pack_file, unpack_file
 from fissile.packed import dispatch, files
 from fissile.packed.bits import MANTISSA
 
+pytestmark = pytest.mark.slow  # together: make quick leaves them out
+
 DTYPES = list(MANTISSA)
 LINES = pytest.mark.parametrize("layout", LAYOUTS)
 KINDS = pytest.mark.parametrize("dtype", DTYPES)

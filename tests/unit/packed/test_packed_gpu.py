@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from fissile.packed import gpu
 from fissile.packed.gpu import MaskedTiles, Tiles, launch, masked_tiles, partitioned_tiles
 
+pytestmark = pytest.mark.slow  # together: make quick leaves them out
+
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

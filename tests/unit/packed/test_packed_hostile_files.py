@@ -21,6 +21,8 @@ from fissile.packed import files as packs
 from fissile.packed.files import lengthened, opened, sealed, shortened
 from fissile.packed.layers import Packed
 
+pytestmark = pytest.mark.slow  # together: make quick leaves them out
+
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):

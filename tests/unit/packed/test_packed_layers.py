@@ -30,7 +30,7 @@ from fissile.packed.convert import inline_layers, stream_of
 from fissile.packed.layers import Packed
 from fissile.packed.sequence import PackedSequential
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = [pytest.mark.usefixtures("way"), pytest.mark.slow]  # together
 
 
 # --- what they compute
