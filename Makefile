@@ -15,7 +15,7 @@ demo: .venv/demo.stamp
 test: .venv/test.stamp
 	@$(MAKE) --no-print-directory --jobs 2 suite lint
 
-# The fast tests, for the loop while editing (under a minute).
+# The fast tests, for the loop while editing (about a minute).
 quick: .venv/test.stamp
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" tests/unit
 
