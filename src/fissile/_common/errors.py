@@ -61,7 +61,7 @@ def whole(name: str, value: SupportsIndex, *, least: int) -> int:
 
 
 def needs(module: str, extra: str) -> None:
-    """Say how to install an optional package, from wherever fissile came, where it is missing."""
+    """Raise an error that says how to install an optional package, where it is missing."""
     if importlib.util.find_spec(module) is None:
         # pip finds what is installed without an index, be it a clone or a wheel.
         command = f"{sys.executable} -m pip install 'fissile[{extra}]'"
