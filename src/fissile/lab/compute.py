@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from math import isfinite, nan
 from typing import TYPE_CHECKING
@@ -19,7 +20,16 @@ from fissile.bank.bank import Quiet
 from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.classifier import Arrays, Classifiers, contest, load
-from fissile.lab.task import Boolean, Images, Plateau, length, limit, plateau, stopped
+from fissile.lab.task import (
+    Boolean,
+    Images,
+    Plateau,
+    length,
+    limit,
+    patience_of,
+    plateau,
+    stopped,
+)
 from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work
 from fissile.measure.theory import required_width
 
@@ -228,15 +238,17 @@ def _behind_backbones(
 
     converging = first.arm.split == "converged"
     warm_up, held = first.warm_up, load(task, arrays)
+    flat = partial(plateau, warm_up=warm_up, patience=patience_of(task))
+    longest = limit(warm_up, patience_of(task)) if converging else warm_up + first.fine_tune
     vision.train(
         [vision.Network(task.projection, one.neurons, one.number) for one in networks],
         vision.Images(*map(torch.tensor, (held.x, held.y, held.x_test, held.y_test))),
         {repr(arm): bank_arm(arm, first) for arm in arms},
         recipe=first.recipe,
         warm_up=warm_up,
-        fine_tune=limit(warm_up) - warm_up if converging else first.fine_tune,
+        fine_tune=longest - warm_up,
         mirror=task.mirror,
-        enough=(lambda curve: plateau(curve, warm_up) is not None) if converging else None,
+        enough=(lambda curve: flat(curve) is not None) if converging else None,
         device=device,
         progress=on_steps,
         on_trained=finished,
@@ -247,7 +259,7 @@ def _behind_backbones(
 def _behind_backbone(trial: Trial, trained: Trained) -> TrialResult:
     curve, warm_up = trained.accuracy, trial.warm_up
     if trial.arm.split == "converged":
-        flat = plateau(curve, warm_up) or stopped(curve, warm_up)
+        flat = plateau(curve, warm_up, patience_of(trial.task)) or stopped(curve, warm_up)
         return TrialResult(trial, _criterion(curve, flat, warm_up, trained.nonzeros), 0.0)
     reached = [value for value in curve if isfinite(value)]
     measures = {

@@ -238,14 +238,29 @@ def one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
 WITHIN = 0.95
 #: Epochs are looked at in rounds of so many, or of the warm-up's number if that is smaller.
 _ROUND = 25
-#: A network has converged when so many rounds in a row
-_PATIENCE = 4
-#: have each brought no more than this to the best mean accuracy of a round so far.
+#: A round without success brings no more than this to the best mean accuracy of a round so far.
 _RISE = 0.001
-#: After so many rounds beyond the warm-up it is stopped, even if it still rises.
-_ROUNDS = 40
 #: Epochs that such a network trains for, about: what its cost is estimated by.
 EPOCHS = 250
+
+
+class Patience(NamedTuple):
+    """How long a network trains on before it counts as converged, in rounds beyond the warm-up."""
+
+    flat: int = 4  # rounds without success, in a row
+    most: int = 40  # rounds after which it is stopped, even if it still rises
+
+
+USUAL = Patience()
+
+
+def patience_of(task: Task) -> Patience:
+    """Return the patience with networks of a task: little behind a backbone, where time is dear.
+
+    >>> patience_of(Images("cifar100"))
+    Patience(flat=1, most=6)
+    """
+    return Patience(flat=1, most=6) if isinstance(task, Images) else USUAL
 
 
 class Plateau(NamedTuple):
@@ -261,12 +276,12 @@ def length(warm_up: int) -> int:
     return max(1, min(_ROUND, warm_up))
 
 
-def limit(warm_up: int) -> int:
+def limit(warm_up: int, patience: Patience = USUAL) -> int:
     """Return the number of epochs after which a network is stopped."""
-    return warm_up + _ROUNDS * length(warm_up)
+    return warm_up + patience.most * length(warm_up)
 
 
-def plateau(curve: Sequence[float], warm_up: int) -> Plateau | None:
+def plateau(curve: Sequence[float], warm_up: int, patience: Patience = USUAL) -> Plateau | None:
     """Return where a curve of test accuracies stopped rising, or None if it must go on.
 
     The curve begins with the first epoch of the warm-up; rounds are counted from its end.
@@ -276,9 +291,9 @@ def plateau(curve: Sequence[float], warm_up: int) -> Plateau | None:
         mean = sum(curve[end - size : end]) / size
         waited = 0 if mean > best + _RISE else waited + 1
         best = max(best, mean)
-        if waited == _PATIENCE:
+        if waited == patience.flat:
             return Plateau(best, end, rising=False)
-        if end >= limit(warm_up):
+        if end >= limit(warm_up, patience):
             return Plateau(best, end, rising=True)
     return None
 

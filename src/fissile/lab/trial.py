@@ -14,7 +14,7 @@ from fissile._common.errors import FissileError, whole
 from fissile.bank.loop import Recipe
 from fissile.bank.sparse import Plan
 from fissile.lab.budget_methods import METHODS, SETTINGS
-from fissile.lab.task import EPOCHS, LATER, limit, one_of, task_from
+from fissile.lab.task import EPOCHS, LATER, limit, one_of, patience_of, task_from
 from fissile.lab.task import Boolean as Boolean
 from fissile.lab.task import Features as Features
 from fissile.lab.task import Images as Images
@@ -278,7 +278,7 @@ class Trial:
     @property
     def tuned(self) -> int:
         """Count the epochs after the warm-up; of a network that converges, about."""
-        most = limit(self.warm_up) - self.warm_up
+        most = limit(self.warm_up, patience_of(self.task)) - self.warm_up
         return min(EPOCHS, most) if self.arm.split == "converged" else self.fine_tune
 
     @property

@@ -10,7 +10,7 @@ from fissile.lab.compute import TrialResult, compute
 from fissile.lab.results import load
 from fissile.lab.store import Provenance, Run, Store
 from fissile.lab.studies import CRITERION, STUDIES
-from fissile.lab.task import Plateau, limit, plateau, stopped
+from fissile.lab.task import Patience, Plateau, limit, patience_of, plateau, stopped
 from fissile.lab.trends import WarmedUp
 from fissile.lab.trial import Arm, Boolean, Features, Images, Trial
 
@@ -37,6 +37,14 @@ def test_rounds_are_means_of_twenty_five_epochs():
 def test_a_network_that_keeps_rising_is_stopped():
     curve = [0.01 * epoch for epoch in range(60)]
     assert plateau(curve, warm_up=1) == Plateau(curve[40], limit(1), rising=True)
+
+
+def test_patience_is_counted_in_rounds():
+    curve = [0.5, 0.8, 0.9, 0.9, 0.9]
+    assert plateau(curve, warm_up=1, patience=Patience(flat=1)) == Plateau(0.9, 4, rising=False)
+    rising = [0.1 * epoch for epoch in range(1, 5)]
+    stops = Plateau(pytest.approx(0.4), 4, rising=True)
+    assert plateau(rising, warm_up=1, patience=Patience(flat=1, most=3)) == stops
 
 
 def test_no_warm_up_counts_single_epochs():
@@ -73,7 +81,7 @@ def test_networks_behind_a_backbone_converge_too():
     found, dense = (compute([trial])[0].measures for trial in (one, replace(one, arm=Arm())))
     assert found["warm"] == dense["warm"]
     assert found["nonzeros"] == dense["nonzeros"]
-    assert 6 <= found["epochs"] <= limit(1)
+    assert 3 <= found["epochs"] <= limit(1, patience_of(images)) == 7
     assert found["diverged"] == 0
 
 
