@@ -88,7 +88,7 @@ def choose(
 
 
 _WORD = 0xFFFFFFFF
-_GOLDEN = 0x9E3779B9
+GOLDEN = 0x9E3779B9
 #: How often a position is scrambled; fewer rounds leave neighbours correlated.
 ROUNDS = 4
 
@@ -99,11 +99,11 @@ def hash32(*parts: int | Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
     >>> hash32(7, torch.arange(2))
     tensor([1996066732, 3477029455])
     """
-    state: int | Tensor = _GOLDEN
+    state: int | Tensor = GOLDEN
     for part in parts:
         # A seed may have 64 bits: its upper half is mixed in too.
         for word in (part & _WORD, (part >> 32) & _WORD):
-            state = _scramble(((state ^ word) + _GOLDEN) & _WORD)
+            state = _scramble(((state ^ word) + GOLDEN) & _WORD)
     return torch.as_tensor(state)
 
 

@@ -28,7 +28,7 @@ from fissile.bank.spec import Dynamic
 from fissile.bank.stack import HYPER, Stack
 from fissile.bank.step import Replay, foreach_adam, guess, network_losses, per_network
 from fissile.expansion.rewire import Rewire
-from fissile.layers import SparseLinear, all_weights
+from fissile.layers import DropConnectLinear, SparseLinear, all_weights
 from fissile.layers.mlp import chain, first_hidden
 
 _log = logging.getLogger("fissile")
@@ -193,7 +193,7 @@ def _forward(
     """Return the logits of every network of a stacked module."""
     for layer in (link.module for link in chain(module)):
         if isinstance(layer, nn.Linear | SparseLinear):
-            weight = layer.pass_weight() if isinstance(layer, SparseLinear) else layer.weight
+            weight = _pass_weight(layer) if isinstance(layer, SparseLinear) else layer.weight
             x = x @ weight.mT
             if layer.bias is not None:
                 x = x + layer.bias.unsqueeze(-2)
@@ -203,6 +203,15 @@ def _forward(
         else:
             x = layer(x)
     return x
+
+
+def _pass_weight(layer: SparseLinear) -> Float[Tensor, "networks outputs inputs"]:
+    fast = layer.weight.device.type == "cpu" and cpu.compiles()
+    if isinstance(layer, DropConnectLinear) and layer.training and fast:
+        from fissile.bank.cpu.masks import drawn
+
+        return layer.masked(drawn(layer))
+    return layer.pass_weight()
 
 
 @dataclass(frozen=True)

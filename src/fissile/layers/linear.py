@@ -166,7 +166,11 @@ class DropConnectLinear(SparseLinear):
         """Return a freshly masked weight in training, the dense scaled weight in evaluation."""
         if not self.training:
             return self.dense_weight()
-        return torch.where(self.draw_mask(), self.weight, nothing(self.weight))
+        return self.masked(self.draw_mask())
+
+    def masked(self, mask: Bool[Tensor, "children inputs"]) -> Float[Tensor, "children inputs"]:
+        """Return the weights under a mask, zeros elsewhere."""
+        return torch.where(mask, self.weight, nothing(self.weight))
 
     def dense_weight(self) -> Float[Tensor, "children inputs"]:
         """Return the dense weight of evaluation, scaled by the share of active weights."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,9 +44,15 @@ Sets = tuple["Samples", "Samples"]
 _SLICE = 0.2
 
 
+@cache
+def compiles() -> bool:
+    """Return whether numba is installed."""
+    return importlib.util.find_spec("numba") is not None
+
+
 def can(stack: Stack) -> bool:
     """Return whether the compiled kernel can train a stack: ReLU networks with fixed patterns."""
-    if importlib.util.find_spec("numba") is None or not isinstance(stack.arm, Dense | Expand):
+    if not compiles() or not isinstance(stack.arm, Dense | Expand):
         return False
     dtype = next(stack.module.parameters()).dtype
     if dtype not in (torch.float32, torch.float64) or stages(stack.module) is None:
