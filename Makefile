@@ -79,15 +79,16 @@ bench-stream: .venv/demo.stamp
 bench-studies: .venv/demo.stamp
 	$(BIN)/python benchmarks/studies.py
 
-# Everything under results/, from nothing or from what the store in fissile-lab holds: the Boolean
-# half, and what there is data for. FEATURES stand in for CLIP's, and are named beside every number.
-# CNNs need a GPU: make results DEVICE=cuda
+# Everything under results/, from the trials in results/store: only what is not there is trained, if its
+# data are here. Without that folder all is made from nothing. FEATURES stand in for CLIP's, and are
+# named beside every number. CNNs need a GPU: make results DEVICE=cuda
 FEATURES ?= cifar100-efficientnet-lite2
 DEVICE ?= cpu
 MADE := codes superposition interference capacity cosine circuits clustered embed-neurons \
   embed-clauses theory
 ON_FEATURES := cifar100 equivalence timing cosine-width feature-demand structured dynamic-search \
   dynamic single-mask dropconnect deep
+results: export FISSILE_LAB := results/store
 results: .venv/demo.stamp
 	$(BIN)/fissile run $(MADE) --scale paper --device $(DEVICE)
 	-$(BIN)/fissile run fashionmnist --scale paper --device $(DEVICE)
@@ -98,6 +99,7 @@ results: .venv/demo.stamp
 	mkdir -p results/tidy
 	for id in $$(sed 1d results/claims.csv | cut -d, -f1 | sort -u); do \
 	  $(BIN)/fissile results $$id --scale paper --format parquet --to results/tidy/$$id.parquet; done
+	$(BIN)/python docs/scripts/readings.py
 	$(BIN)/python docs/scripts/include.py
 
 clean:

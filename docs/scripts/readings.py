@@ -9,8 +9,9 @@
       fissile run cifar100 single-mask dropconnect --scale paper --trials 3 \
         --set data=cifar100-efficientnet-lite2 --set scaling=$s --out readings
     done
-    fissile run cnn-256 cnn-512 --scale paper --trials 3 --device cuda --set mirror=true \
-      --only neurons=64,128 --only arm=dense,random-4,gram-4
+    fissile run cnn-256 cnn-512 --scale paper --trials 3 --device cuda
+    fissile run cnn-256 cnn-512 --scale paper --trials 3 --device cuda --set mirror=false
+    python benchmarks/cnn_collapse.py --device cuda --to benchmarks/results/cnn-collapse-h200.json
     python docs/scripts/readings.py readings
     python docs/scripts/include.py
 
@@ -18,6 +19,7 @@ Whatever the store lacks is left out, and every table says how many numbers it c
 """
 
 import csv
+import json
 import sys
 from math import nan
 from pathlib import Path
@@ -38,6 +40,7 @@ SAMPLES = (10_000, 20_000, 30_000, 50_000, 100_000, 200_000)
 TABLES = ("codes", "capacity", "cosine", "embed-neurons", "embed-clauses")
 ON_FEATURES = ("cifar100", "single-mask", "dropconnect")
 DATA = "cifar100-efficientnet-lite2"
+COLLAPSED = 0.015  # of the test images, at most
 WIDE = (64, 128)  # neurons of the heads that decide whether images are mirrored
 
 
@@ -149,7 +152,7 @@ def by_mirror():
         study = STUDIES[f"cnn-{projection}"]
         for neurons in WIDE:
             paper, cells = study.published[0].values[neurons]["dense"][0], []
-            for suffix in ("", "-mirrored"):
+            for suffix in ("-unmirrored", ""):
                 path = ROOT / "results" / "tidy" / f"{study.id}{suffix}.parquet"
                 kept = pandas.read_parquet(path).query(
                     "measure == 'accuracy' and arm == 'dense' and neurons == @neurons"
@@ -163,6 +166,21 @@ def by_mirror():
     return markdown(["projection", "neurons", "paper", "as they are", "half mirrored"], rows)
 
 
+def by_collapse():
+    """Return how many heads collapsed under each reading, and the best accuracy of a head."""
+    with open(ROOT / "benchmarks" / "results" / "cnn-collapse-h200.json") as file:
+        found = json.load(file)["accuracy"]
+    rows = []
+    for reading, heads in found.items():
+        cells = (
+            f"{sum(each <= COLLAPSED for each in seeds)} of {len(seeds)} ({100 * max(seeds):.0f} %)"
+            for seeds in heads.values()
+        )
+        rows.append([reading, *cells])
+    heads = (head.replace(" x ", ", ") for head in next(iter(found.values())))
+    return markdown(["reading", *heads], rows)
+
+
 def by_study():
     """Return what the results in the repository say of the criterion, study by study."""
     with open(ROOT / "results" / "claims.csv", newline="", encoding="utf-8") as file:
@@ -174,8 +192,9 @@ def by_study():
 if __name__ == "__main__":
     (PARTS / "fidelity-criterion.md").write_text(by_study(), "utf-8")
     (PARTS / "fidelity-mirror.md").write_text(by_mirror(), "utf-8")
+    (PARTS / "fidelity-collapse.md").write_text(by_collapse(), "utf-8")
     if len(sys.argv) == 1:
-        sys.exit()  # these two need no store
+        sys.exit()  # these need no store
     with Store(sys.argv[1], create=False) as store:
         for name, made in (("samples", by_samples), ("tables", by_table), ("scales", by_scale)):
             (PARTS / f"fidelity-{name}.md").write_text(made(store), "utf-8")
