@@ -116,6 +116,7 @@ CASES = {
     "deeper and expanded": ([20, 6, 9, 7, 3], {}, ("random", 2), 64, 0.0),
     "embedding": ([24, 8, 1], {"embedding": 12}, ("random", 2), 64, 0.0),
     "wide": ([150, 6, 10], {}, ("random", 2), 64, 0.0),
+    "neurons side by side": ([130, 10, 9], {}, None, 64, 0.0),
     "orthogonal": ([32, 8, 1], {}, None, 64, 0.1),
     "orthogonal and embedded": ([24, 8, 3], {"embedding": 12}, ("random", 2), 64, 0.1),
     "batches of one": ([8, 4, 1], {}, ("random", 2), 1, 0.0),

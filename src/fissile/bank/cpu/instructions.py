@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, ParamSpec, TypeVar
 
 from llvmlite import ir
@@ -15,12 +14,14 @@ from numba import types
 from numba.extending import intrinsic
 
 from fissile._common import llvm
-from fissile._common.llvm import BIT, BYTE, CACHE_LINE, WORD, Vectors
+from fissile._common.llvm import BIT, BYTE, CACHE_LINE, WHOLE, WORD, Vectors
 
 #: Samples per tile: one neuron's activations then fill a few vector registers.
 LANES = 64
 #: Dots over the samples that are summed up together.
 GROUP = 8
+#: Neurons with the same inputs that go through side by side: they share what is loaded.
+SIDE_BY_SIDE = 4
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -54,6 +55,17 @@ def _instructions(function: Callable[..., Any]) -> Any:
     return intrinsic(typed)
 
 
+def _float_of_bits(typing: Any, bits: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), emit
+
+
+#: The number in double precision that has the bits of a whole number.
+float_of_bits: Any = intrinsic(_float_of_bits)
+
+
 class _Emit(Vectors):
     """Emits instructions on rows of [rows, LANES] arrays, register by register."""
 
@@ -67,6 +79,8 @@ class _Emit(Vectors):
         self.element = self.args[0].type.pointee
         self.size = 4 if isinstance(self.element, ir.FloatType) else 8
         super().__init__(builder, CACHE_LINE // self.size)
+        # Vectors of sums that stay in registers: in half of 32, or of 16 that are half as wide.
+        self.room = 16 if "+avx512f" in context.codegen().magic_tuple()[2] else 4
 
     def at(self, data: Any, index: Any, width: int = 0) -> Any:
         """Return a pointer to the vector that begins at an entry."""
@@ -85,103 +99,190 @@ class _Emit(Vectors):
     def store(self, value: Any, pointer: Any) -> None:
         self.builder.store(value, pointer, align=self.size)
 
-    def add_row(self, sums: list[Any], weight: Any, data: Any, row: Any) -> None:
-        """Add a row, times a number, to variables that end up in registers."""
-        for total, pointer in zip(sums, self.row(data, row), strict=True):
-            old = self.builder.load(total)
-            self.builder.store(self.multiply_add(weight, self.load(pointer), old), total)
+    def entry(self, data: Any, index: Any) -> Any:
+        """Return one number."""
+        return self.builder.load(self.builder.gep(data, [index]))
+
+    def following(self, r: Any, rows: int) -> list[Any]:
+        """Return some numbers from r on."""
+        return [self.builder.add(r, r.type(i)) for i in range(rows)]
+
+    def passes(self, rows: int) -> list[range]:
+        """Cut a row's vectors into parts, so that sums for some rows stay in registers."""
+        count = LANES // self.width
+        step = max(1, self.room // rows)
+        return [range(i, min(count, i + step)) for i in range(0, count, step)]
+
+    def add_products(
+        self, sums: list[list[Any]], weights: list[Any], data: Any, row: Any, part: range
+    ) -> None:
+        """Add part of a row, times a number each, to lists of variables kept in registers."""
+        values = [self.load(self.row(data, row)[i]) for i in part]
+        for totals, weight in zip(sums, map(self.copies, weights), strict=True):
+            for total, value in zip(totals, values, strict=True):
+                old = self.builder.load(total)
+                self.builder.store(self.multiply_add(weight, value, old), total)
 
     def input_of(self, col: Any, p: Any, base: Any) -> Any:
         """Return the row of the tile that a weight reads."""
-        index = self.builder.load(self.builder.gep(col, [p]))
-        return self.builder.add(base, self.builder.sext(index, base.type))
+        return self.builder.add(base, self.builder.sext(self.entry(col, p), base.type))
 
 
-@_instructions
-def push(
-    on: _Emit, tile: Any, r: Any, base: Any, w: Any, col: Any, lo: Any, hi: Any, b: Any, cut: Any
-) -> None:
-    """Set tile[r] to the sum of w[p] * tile[base + col[p]] over lo <= p < hi, in registers.
+def _pushing(rows: int) -> Any:
+    def push(
+        on: _Emit, tile: Any, inputs: Any, r: Any, base: Any, w: Any, col: Any, begin: Any,
+        end: Any, b: Any, cut: Any,
+    ) -> None:  # fmt: skip
+        """Set tile[inputs + r] to the sum of w[p] * tile[base + col[p]] over the weights of r.
 
-    The sum begins with b, or with tile[r] itself if cut & 1; a ReLU follows if cut & 2.
+        The sum begins with b[r], or with the row itself if cut & 1; a ReLU follows if cut & 2.
+        """
+        builder = on.builder
+        zero = on.all(on.element, 0.0)
+        goes_on = builder.trunc(cut, BIT)
+        relu = builder.trunc(builder.lshr(cut, cut.type(1)), BIT)
+        neurons = on.following(r, rows)
+        starts = [on.entry(begin, n) for n in neurons]
+        places = [on.row(tile, builder.add(inputs, n)) for n in neurons]
+        first = [on.copies(on.entry(b, n)) for n in neurons]
+        count = builder.sub(on.entry(end, r), starts[0])
+        for part in on.passes(rows):
+            sums = [
+                [on.variable(builder.select(goes_on, on.load(place[i]), bias)) for i in part]
+                for place, bias in zip(places, first, strict=True)
+            ]
+            with on.loop(WHOLE(0), count) as p:
+                row = on.input_of(col, builder.add(starts[0], p), base)
+                weights = [on.entry(w, builder.add(start, p)) for start in starts]
+                on.add_products(sums, weights, tile, row, part)
+            for totals, place in zip(sums, places, strict=True):
+                for total, i in zip(totals, part, strict=True):
+                    on.store(on.rectified(builder.load(total), zero, relu), place[i])
+
+    return _instructions(push)
+
+
+#: For one neuron, and for several that list the same inputs.
+push, push_together = _pushing(1), _pushing(SIDE_BY_SIDE)
+
+
+def _pulling(rows: int) -> Any:
+    def pull(
+        on: _Emit, delta: Any, r: Any, w: Any, slot: Any, target: Any, outptr: Any, tile: Any,
+        inputs: Any, rectified: Any, grad: Any, biased: Any,
+    ) -> None:  # fmt: skip
+        """Set delta[r] to the sum of w[slot[q]] * delta[target[q]] over what comes from r.
+
+        No gradient passes where a ReLU is off, that is where tile[inputs + r] is zero. What does is
+        summed up and added to grad[r], if there is a bias.
+        """
+        builder = on.builder
+        zero = on.all(on.element, 0.0)
+        neurons = on.following(r, rows)
+        starts = [on.entry(outptr, n) for n in neurons]
+        count = builder.sub(on.entry(outptr, builder.add(r, r.type(1))), starts[0])
+        wholes = [zero] * rows
+        for part in on.passes(rows):
+            sums = [[on.variable(zero) for _ in part] for _ in neurons]
+            with on.loop(WHOLE(0), count) as q:
+                row = on.input_of(target, builder.add(starts[0], q), r.type(0))
+                slots = [on.input_of(slot, builder.add(start, q), r.type(0)) for start in starts]
+                on.add_products(sums, [on.entry(w, p) for p in slots], delta, row, part)
+            for k, (n, totals) in enumerate(zip(neurons, sums, strict=True)):
+                acts, to = on.row(tile, builder.add(inputs, n)), on.row(delta, n)
+                for total, i in zip(totals, part, strict=True):
+                    value = builder.load(total)
+                    fires = builder.fcmp_unordered(">", on.load(acts[i]), zero)
+                    closed = builder.select(fires, value, zero)
+                    value = builder.select(builder.trunc(rectified, BIT), closed, value)
+                    on.store(value, to[i])
+                    wholes[k] = builder.fadd(wholes[k], value)
+        for n, whole in zip(neurons, wholes, strict=True):
+            while whole.type.count > 1:
+                half = whole.type.count // 2
+                low, high = on.shuffle(whole, whole, range(half)), range(half, 2 * half)
+                whole = builder.fadd(low, on.shuffle(whole, whole, high))
+            total = builder.extract_element(whole, WORD(0))
+            to = builder.gep(grad, [n])
+            old = builder.load(to)
+            given = builder.select(builder.trunc(biased, BIT), total, total.type(0.0))
+            builder.store(builder.fadd(old, given), to)
+
+    return _instructions(pull)
+
+
+pull, pull_together = _pulling(1), _pulling(SIDE_BY_SIDE)
+
+
+def _dotting(rows: int) -> Any:
+    def add_dots(
+        on: _Emit, grad: Any, tile: Any, base: Any, col: Any, begin: Any, end: Any, delta: Any,
+        r: Any,
+    ) -> None:  # fmt: skip
+        """grad[p] += dot of delta[r] and tile[base + col[p]] over the weights of r, in groups."""
+        builder = on.builder
+        neurons = on.following(r, rows)
+        starts = [on.entry(begin, n) for n in neurons]
+        held = [[on.load(pointer) for pointer in on.row(delta, n)] for n in neurons]
+        count = builder.sub(on.entry(end, r), starts[0])
+        last = builder.sub(count, count.type(1))
+
+        def products(i: Any) -> list[Any]:
+            """Multiply the samples of an input with those of each neuron, a register for each."""
+            # Beyond the end the last one is repeated, and not added.
+            i = builder.select(builder.icmp_signed("<", i, count), i, last)
+            row = on.row(tile, on.input_of(col, builder.add(starts[0], i), base))
+            inputs = [on.load(pointer) for pointer in row]
+            totals = []
+            for values in held:
+                total = builder.fmul(values[0], inputs[0])
+                for d, x in zip(values[1:], inputs[1:], strict=True):
+                    total = on.multiply_add(d, x, total)
+                totals.append(total)
+            return totals
+
+        def dots(i: Any, group: int) -> list[Any]:
+            """Sum up a group of products: two registers become one as soon as both are there."""
+            if group == 1:
+                return products(i)
+            half = group // 2
+            first, second = dots(i, half), dots(builder.add(i, i.type(half)), half)
+            return [_neighbours(on, a, b, group) for a, b in zip(first, second, strict=True)]
+
+        with on.loop(WHOLE(0), count, GROUP) as i:
+            counted = on.first(builder.sub(count, i), GROUP)
+            zero = on.all(on.element, 0.0, GROUP)
+            for start, sums in zip(starts, dots(i, GROUP), strict=True):
+                while sums.type.count > GROUP:
+                    sums = _neighbours(on, sums, None, GROUP)
+                to = on.at(grad, builder.add(start, i), GROUP)
+                kept = builder.select(counted, sums, zero)
+                on.store(builder.fadd(on.load(to), kept), to)
+
+    return _instructions(add_dots)
+
+
+def _neighbours(on: _Emit, a: Any, b: Any, group: int) -> Any:
+    """Add neighbours in two vectors, which shrink into one of a group of sums; or in one alone.
+
+    First neighbours within lanes of 16 bytes, for which shuffles are fast, then whole lanes.
     """
-    builder = on.builder
-    row, zero = on.row(tile, r), on.all(on.element, 0.0)
-    goes_on = builder.trunc(cut, BIT)
-    relu = builder.trunc(builder.lshr(cut, cut.type(1)), BIT)
-    sums = [on.variable(builder.select(goes_on, on.load(q), on.copies(b))) for q in row]
-    with on.loop(lo, hi) as p:
-        weight = on.copies(builder.load(builder.gep(w, [p])))
-        on.add_row(sums, weight, tile, on.input_of(col, p, base))
-    for total, pointer in zip(sums, row, strict=True):
-        on.store(on.rectified(builder.load(total), zero, relu), pointer)
+    lane, width = 16 // on.size, a.type.count
+    run = 1 if group <= lane else lane  # how many entries move as one
+    part = lane // 2 if run == 1 else width  # how many of a vector lie side by side
+    even = [i for i in range(width) if i // run % 2 == 0]
+    order = [
+        i + of
+        for k in range(0, len(even), part)
+        for of in ((0,) if b is None else (0, width))
+        for i in even[k : k + part]
+    ]
+    b = a if b is None else b
+    return on.builder.fadd(on.shuffle(a, b, order), on.shuffle(a, b, [i + run for i in order]))
 
 
-@_instructions
-def pull(
-    on: _Emit, delta: Any, r: Any, w: Any, slot: Any, source: Any, lo: Any, hi: Any,
-    tile: Any, t: Any, rectified: Any,
-) -> Any:  # fmt: skip
-    """Set delta[r] to the sum of w[slot[q]] * delta[source[q]] over lo <= q < hi; return its sum.
-
-    No gradient passes where a ReLU is off, that is where tile[t] is zero.
-    """
-    builder = on.builder
-    zero = on.all(on.element, 0.0)
-    sums = [on.variable(zero) for _ in range(LANES // on.width)]
-    with on.loop(lo, hi) as q:
-        weight = on.copies(builder.load(builder.gep(w, [on.input_of(slot, q, lo.type(0))])))
-        on.add_row(sums, weight, delta, on.input_of(source, q, lo.type(0)))
-    whole = zero
-    for total, to, act in zip(sums, on.row(delta, r), on.row(tile, t), strict=True):
-        value = builder.load(total)
-        closed = builder.select(builder.fcmp_unordered(">", on.load(act), zero), value, zero)
-        value = builder.select(builder.trunc(rectified, BIT), closed, value)
-        on.store(value, to)
-        whole = builder.fadd(whole, value)
-    while whole.type.count > 1:
-        half = whole.type.count // 2
-        low, high = on.shuffle(whole, whole, range(half)), range(half, 2 * half)
-        whole = builder.fadd(low, on.shuffle(whole, whole, high))
-    return builder.extract_element(whole, WORD(0))
-
-
-@_instructions
-def add_dots(
-    on: _Emit, grad: Any, tile: Any, base: Any, col: Any, lo: Any, hi: Any, delta: Any, r: Any
-) -> None:
-    """grad[p] += dot of delta[r] and tile[base + col[p]] for lo <= p < hi, a group at a time."""
-    builder = on.builder
-    held = [on.load(pointer) for pointer in on.row(delta, r)]
-
-    def dot(p: Any) -> Any:
-        pointers = on.row(tile, on.input_of(col, p, base))
-        total = builder.fmul(held[0], on.load(pointers[0]))
-        for d, pointer in zip(held[1:], pointers[1:], strict=True):
-            total = on.multiply_add(d, on.load(pointer), total)
-        return total
-
-    last = builder.sub(hi, hi.type(1))
-    with on.loop(lo, hi, GROUP) as p:
-        # Beyond the end the last dot is repeated, and not added.
-        places = [builder.add(p, p.type(i)) for i in range(GROUP)]
-        clamped = [builder.select(builder.icmp_signed("<", q, hi), q, last) for q in places]
-        sums = _sums(on, [dot(q) for q in clamped])
-        to = on.at(grad, p, GROUP)
-        counted, zero = on.first(builder.sub(hi, p), GROUP), on.all(on.element, 0.0, GROUP)
-        on.store(builder.fadd(on.load(to), builder.select(counted, sums, zero)), to)
-
-
-def _sums(on: _Emit, vectors: list[Any]) -> Any:
-    """Sum every vector up: neighbours are added while two vectors shrink into one."""
-    while len(vectors) > 1 or vectors[0].type.count > GROUP:
-        width = vectors[0].type.count
-        pairs = pairwise(vectors) if len(vectors) > 1 else [(vectors[0], vectors[0])]
-        count = 2 * width if len(vectors) > 1 else width
-        pairs = list(pairs)[::2]
-        even, odd = range(0, count, 2), range(1, count, 2)
-        vectors = [on.builder.fadd(on.shuffle(a, b, even), on.shuffle(a, b, odd)) for a, b in pairs]
-    return vectors[0]
+# Dots need a register each: fewer neurons fit.
+add_dots, add_dots_together = _dotting(1), _dotting(SIDE_BY_SIDE // 2)
 
 
 @_instructions

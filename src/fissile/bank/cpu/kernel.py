@@ -11,12 +11,16 @@ from fissile._common.llvm import CACHE_LINE
 from fissile._common.random import order_keys, order_shape
 from fissile.bank.cpu.instructions import (
     LANES,
+    SIDE_BY_SIDE,
     add_dots,
+    add_dots_together,
     compiled,
     inner,
     prefetch,
     pull,
+    pull_together,
     push,
+    push_together,
     turn,
 )
 from fissile.bank.cpu.layout import (
@@ -164,6 +168,17 @@ def _gather(tile: Array, x: Array, rows: Array, begin: int, end: int) -> None:
 
 
 @inner
+def _are_full(lo: Array, hi: Array, r: int, end: int, rows: int, width: int) -> bool:
+    """Return whether some rows from r on are there and have all weights that they can have."""
+    if end - r < rows:
+        return False
+    missing = 0
+    for i in range(r, r + rows):
+        missing += width - (hi[i] - lo[i])
+    return missing == 0
+
+
+@inner
 def _forward(
     net: _Net, b: Array, w: Array, x: Array, tile: Array, rows: Array, scratch: Scratch
 ) -> None:
@@ -177,10 +192,16 @@ def _forward(
             if layer == 0:
                 _gather(tile, x, rows, block * BLOCK, min(size, (block + 1) * BLOCK))
             relu = net.layers.relu[layer] and net.layers.norm[layer] == 0
-            cut = (block > 0) + 2 * (block == last and relu)
-            for r in range(row, end):
-                lo, hi = net.cut[block, r], net.cut[block + 1, r]
-                push(tile, inputs + r, below, w, net.col, lo, hi, b[r], cut)
+            how = (block > 0) + 2 * (block == last and relu)
+            lo, hi, r = net.cut[block], net.cut[block + 1], row
+            width = min(BLOCK, size - block * BLOCK)
+            while r < end:
+                if _are_full(lo, hi, r, end, SIDE_BY_SIDE, width):
+                    push_together(tile, inputs, r, below, w, net.col, lo, hi, b, how)
+                    r += SIDE_BY_SIDE
+                else:
+                    push(tile, inputs, r, below, w, net.col, lo, hi, b, how)
+                    r += 1
         if net.layers.norm[layer] > 0:
             neurons = tile[inputs + row : inputs + end]
             scale, shift, hat = net.scale[row:end], net.shift[row:end], scratch.hat[row:end]
@@ -202,16 +223,28 @@ def _backward(net: _Net, w: Array, tile: Array, grad: Array, scratch: Scratch) -
         end, row = row, row - net.layers.sizes[layer + 1]
         begin = row - size  # among neurons; the inputs come before them in the tile
         for block in range(blocks(size)):
-            for r in range(row, end):
-                lo, hi = net.cut[block, r], net.cut[block + 1, r]
-                add_dots(grad_w, tile, inputs + begin, net.col, lo, hi, delta, r)
+            lo, hi, r = net.cut[block], net.cut[block + 1], row
+            width = min(BLOCK, size - block * BLOCK)
+            while r < end:
+                if _are_full(lo, hi, r, end, SIDE_BY_SIDE // 2, width):
+                    add_dots_together(grad_w, tile, inputs + begin, net.col, lo, hi, delta, r)
+                    r += SIDE_BY_SIDE // 2
+                else:
+                    add_dots(grad_w, tile, inputs + begin, net.col, lo, hi, delta, r)
+                    r += 1
         if layer > 0:
             biased, relu = net.layers.biased[layer - 1], net.layers.relu[layer - 1]
             normed = net.layers.norm[layer - 1] > 0
-            for r in range(begin, row):
-                lo, hi = net.outptr[r], net.outptr[r + 1]
-                total = pull(delta, r, w, net.slot, net.target, lo, hi, tile, inputs + r, relu)
-                grad_b[r] += total if biased and not normed else delta.dtype.type(0)
+            lo, hi, r, counts = net.outptr, net.outptr[1:], begin, biased and not normed
+            while r < row:
+                if _are_full(lo, hi, r, row, SIDE_BY_SIDE, end - row):
+                    pull_together(
+                        delta, r, w, net.slot, net.target, lo, tile, inputs, relu, grad_b, counts
+                    )
+                    r += SIDE_BY_SIDE
+                else:
+                    pull(delta, r, w, net.slot, net.target, lo, tile, inputs, relu, grad_b, counts)
+                    r += 1
             if normed:
                 spread, shifts = scratch.spread, len(net.scale)
                 add_normalized(
@@ -301,7 +334,7 @@ def _step(
         _take(scratch.order, begin + done, count, train.y, rows, scratch.y)
         _fetch_ahead(scratch.order, begin + done + LANES, train.x)
         _forward(net, b, w, train.x, tile, rows, scratch)
-        total += loss_and_gradient(tile, scratch.y, count, size, delta, scratch.work, scratch.bits)
+        total += loss_and_gradient(tile, scratch.y, count, size, delta, scratch.work)
         _backward(net, w, tile, grad, scratch)
     return total
 

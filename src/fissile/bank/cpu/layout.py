@@ -151,8 +151,7 @@ class Scratch(NamedTuple):
     outside: Array
     rows: Array  # the samples in the tile
     y: Array  # and their labels
-    bits: Array  # exponents, to be read as powers of two
-    work: Array  # [3 + outputs, LANES]: what the loss needs, in double precision
+    work: Array  # [2 + outputs, LANES]: what the loss needs, in double precision
     dense: Array  # W1 written out, its Gram matrix and a row, for orthogonality only
     gram: Array
     line: Array
@@ -182,8 +181,7 @@ def make_scratch(
         outside=np.empty(samples, np.uint32),
         rows=np.zeros(LANES, np.int64),
         y=np.zeros(LANES, np.int64),
-        bits=np.zeros(LANES, np.int64),
-        work=_aligned((3 + architecture.sizes[-1], LANES), np.dtype(np.float64)),
+        work=_aligned((2 + architecture.sizes[-1], LANES), np.dtype(np.float64)),
         dense=np.zeros(square, kind),
         gram=np.zeros((square[0], square[0]), kind),
         line=np.zeros(square[1], kind),
