@@ -19,7 +19,7 @@ from sklearn.neural_network import MLPClassifier
 
 import fissile
 from fissile.bank import Bank, Data, Spec
-from fissile.expansion.budget import prune_back
+from fissile.expansion.budget import keep_together
 from fissile.expansion.optimizer import Move, carried
 from fissile.sklearn import FissileClassifier
 from fissile.sklearn.search import dense_size
@@ -124,7 +124,8 @@ def pruned(task, budget, seed):
 def smaller(model, adam, weights):
     """Keep the largest weights of both layers together, with their moments."""
     new = copy.deepcopy(model)
-    masks = prune_back(model.layers[0].weight, model.layers[2].weight, weights)
+    magnitudes = (model.layers[place].weight.abs() for place in (0, 2))
+    masks = keep_together(*magnitudes, weights)
     for place, mask in zip((0, 2), masks, strict=True):
         layer = model.layers[place]
         new.layers[place] = fissile.MaskedLinear(layer.weight, mask, layer.bias)

@@ -16,19 +16,26 @@ from torch import Tensor, nn
 
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
+from fissile.expansion.split import Named, register, resolve
 from fissile.layers import SparseLayer
 
 #: What is counted: the weights, as the paper does, or everything that learns, which grows with the
 #: number of neurons: each child has a bias, and norm parameters of its own.
 Budget = Literal["weights", "all"]
 
+#: The weights of both layers of a pair, after the split; the masks of those that stay; and the mean
+#: square of the gradient of each.
+First = Float[Tensor, "*batch parents inputs"]
+Second = Float[Tensor, "*batch outputs children"]
+Masks = tuple[Bool[Tensor, "*batch parents inputs"], Bool[Tensor, "*batch outputs children"]]
+Squares = tuple[First, Second]
 
-def check_budget(budget: str) -> Budget:
+
+def check_budget(budget: Budget) -> Budget:
     """Return the budget if it is one, or say which there are."""
-    for known in get_args(Budget):
-        if budget == known:
-            return known  # type: ignore[no-any-return]
-    raise FissileError(f'unknown budget {budget!r}; use "weights" or "all"')
+    if budget not in get_args(Budget):
+        raise FissileError(f'unknown budget {budget!r}; use "weights" or "all"')
+    return budget
 
 
 def keep_largest(
@@ -50,29 +57,12 @@ def keep_largest(
     return torch.where(room > 0, above | (level & (level.cumsum(-1) <= left)), False)
 
 
-def prune_back(
-    first: Float[Tensor, "*batch parents inputs"],
-    second: Float[Tensor, "*batch outputs children"],
-    count: int | Int[Tensor, "*batch"],
-) -> tuple[Bool[Tensor, "*batch parents inputs"], Bool[Tensor, "*batch outputs children"]]:
-    """Keep the ``count`` largest magnitudes over both layers of a pair together."""
-    return keep_together(first.abs(), second.abs(), count)
-
-
-def keep_together(
-    first: Float[Tensor, "*batch parents inputs"],
-    second: Float[Tensor, "*batch outputs children"],
-    count: int | Int[Tensor, "*batch"],
-) -> tuple[Bool[Tensor, "*batch parents inputs"], Bool[Tensor, "*batch outputs children"]]:
+def keep_together(first: First, second: Second, count: int | Int[Tensor, "*batch"]) -> Masks:
     """Keep the ``count`` largest scores over both layers of a pair together."""
-    scores = torch.cat([first.flatten(-2), second.flatten(-2)], -1)
-    keep_first, keep_second = keep_largest(scores, count).split(
-        [first.shape[-2] * first.shape[-1], second.shape[-2] * second.shape[-1]], -1
-    )
-    return (
-        keep_first.unflatten(-1, first.shape[-2:]),
-        keep_second.unflatten(-1, second.shape[-2:]),
-    )
+    one, two = first.flatten(-2), second.flatten(-2)
+    kept = keep_largest(torch.cat([one, two], -1), count)
+    keep_first, keep_second = kept.split([one.shape[-1], two.shape[-1]], -1)
+    return keep_first.view(first.shape), keep_second.view(second.shape)
 
 
 @dataclass(frozen=True)
@@ -158,12 +148,6 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
 
-#: Which weights of the first layer stay, and which copies in the second.
-Masks = tuple[Bool[Tensor, "*batch parents inputs"], Bool[Tensor, "*batch outputs children"]]
-#: The mean square of the gradient of every weight, in the same two shapes.
-Squares = tuple[Float[Tensor, "*batch parents inputs"], Float[Tensor, "*batch outputs children"]]
-
-
 @dataclass(frozen=True)
 class Candidates:
     """The weights of a split pair before it is pruned back, and how many may stay.
@@ -172,8 +156,8 @@ class Candidates:
     copies of every column. ``squares`` are there for a rule that asks for them.
     """
 
-    first: Float[Tensor, "*batch parents inputs"]
-    second: Float[Tensor, "*batch outputs children"]
+    first: First
+    second: Second
     count: Int[Tensor, "*batch"]
     alpha: int
     squares: Squares | None = None
@@ -184,7 +168,7 @@ class Candidates:
         return self.first, self.second
 
 
-class Allocation(ABC):
+class Allocation(Named, ABC):
     """Decides which weights of a split pair stay; subclass it to invent a new rule.
 
     >>> class Relative(Allocation):  # magnitudes in units of the largest of their layer
@@ -201,25 +185,18 @@ class Allocation(ABC):
     def keep(self, pair: Candidates) -> Masks:
         """Mark exactly ``pair.count`` non-zero weights over both layers."""
 
-    def __repr__(self) -> str:
-        """Show the rule with its settings."""
-        settings = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
-        return f"{type(self).__name__}({settings})"
-
 
 class Magnitude(Allocation):
     """Keep the largest magnitudes over both layers together: the rule of the paper."""
 
     def keep(self, pair: Candidates) -> Masks:
-        """Rank both layers together by magnitude."""
-        return prune_back(pair.first, pair.second, pair.count)
+        return keep_together(pair.first.abs(), pair.second.abs(), pair.count)
 
 
 class Layer(Allocation):
     """Let each layer keep as many weights as it had; what else is to be paid, both pay alike."""
 
     def keep(self, pair: Candidates) -> Masks:
-        """Share the budget as the layers shared it before the split."""
         return _by_shares(pair, _existing(pair.first), _existing(pair.second) // pair.alpha)
 
 
@@ -230,7 +207,6 @@ class ErdosRenyi(Allocation):
     """
 
     def keep(self, pair: Candidates) -> Masks:
-        """Share the budget by the sizes of the layers alone."""
         rows, columns = pair.first.shape[-2:]
         return _by_shares(pair, pair.alpha * rows + columns, sum(pair.second.shape[-2:]))
 
@@ -244,7 +220,6 @@ class Saliency(Allocation):
     uses_gradients = True
 
     def keep(self, pair: Candidates) -> Masks:
-        """Rank both layers together by their weights and gradients."""
         squares = _checked(pair.squares)
         # 16 bits are too few for anything but the weights themselves.
         dtype = torch.promote_types(pair.first.dtype, pair.second.dtype)
@@ -287,9 +262,7 @@ def _by_shares(pair: Candidates, of_first: int | Tensor, of_second: int | Tensor
     return _largest(pair.first, pair.count - rest), _largest(pair.second, rest)
 
 
-def _largest(
-    weight: Float[Tensor, "*batch rows columns"], count: Int[Tensor, "*batch"]
-) -> Bool[Tensor, "*batch rows columns"]:
+def _largest(weight: Tensor, count: Int[Tensor, "*batch"]) -> Tensor:
     return keep_largest(weight.abs().flatten(-2), count).view(weight.shape)
 
 
@@ -311,26 +284,9 @@ def register_allocation(name: str, factory: Callable[[], Allocation]) -> None:
     >>> register_allocation("layer", Layer)  # or a name and a class of your own
     >>> wide = expand(model, 2, allocation="layer")
     """
-    if not isinstance(name, str) or not callable(factory):
-        raise FissileError(
-            "register an allocation by a name and what makes it: a class or a function"
-        )
-    if _ALLOCATIONS.get(name, factory) is not factory:
-        raise FissileError(
-            f"an allocation named {name!r} is registered already; choose another name"
-        )
-    _ALLOCATIONS[name] = factory
+    register("an allocation", _ALLOCATIONS, name, factory)
 
 
 def resolve_allocation(allocation: str | Allocation) -> Allocation:
     """Turn a name such as ``"layer"`` into a rule; a rule stays itself."""
-    if isinstance(allocation, Allocation):
-        return allocation
-    if not isinstance(allocation, str):
-        raise FissileError(
-            f"an allocation is a name or a fissile.Allocation, not {type(allocation).__name__}"
-        )
-    if allocation not in _ALLOCATIONS:
-        names = ", ".join(sorted(_ALLOCATIONS))
-        raise FissileError(f"unknown allocation {allocation!r}; known are {names}")
-    return _ALLOCATIONS[allocation]()
+    return resolve("an allocation", Allocation, _ALLOCATIONS, allocation)

@@ -11,8 +11,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fissile._common.errors import FissileError
 
-_KNOWN = (SGD, Adam, AdamW)
-
 
 @dataclass
 class Moments:
@@ -34,6 +32,7 @@ class Moments:
         return cls([{"params": list(parameters)}], {})
 
 
+_KNOWN = (SGD, Adam, AdamW, Moments)
 #: An optimizer, or its state alone.
 Held = TypeVar("Held", bound=Optimizer | Moments)
 
@@ -51,27 +50,18 @@ class Move:
 
 
 def check_optimizer(optimizer: Held, model: nn.Module) -> Held:
-    """Return the optimizer, unwrapped; refuse one whose state cannot be carried over.
-
-    >>> check_optimizer(adam, model) is adam  # what accelerate wraps is unwrapped
-    True
-    """
-    if not _is_known(optimizer):  # accelerate wraps the one that holds the state
+    """Return the optimizer, unwrapped; refuse one whose state cannot be carried over."""
+    if type(optimizer) not in _KNOWN:  # accelerate wraps the one that holds the state
         optimizer = getattr(optimizer, "optimizer", optimizer)
-    if not _is_known(optimizer):
-        known = ", ".join(kind.__name__ for kind in _KNOWN)
+    if type(optimizer) not in _KNOWN:
         raise FissileError(
-            f"cannot carry the state of {type(optimizer).__name__} across the split (known: "
-            f"{known}); expand without optimizer= and make a new one"
+            f"cannot carry the state of {type(optimizer).__name__} across the split (known: SGD, "
+            "Adam, AdamW); expand without optimizer= and make a new one"
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not any(id(p) in held for p in model.parameters()):
         raise FissileError("the optimizer holds none of this model's parameters")
     return optimizer
-
-
-def _is_known(optimizer: Optimizer | Moments) -> bool:
-    return type(optimizer) in (*_KNOWN, Moments)
 
 
 def carried(optimizer: Optimizer | Moments, moves: Sequence[Move]) -> Callable[[], None]:
@@ -81,19 +71,16 @@ def carried(optimizer: Optimizer | Moments, moves: Sequence[Move]) -> Callable[[
     """
     by_old = {id(move.old): move.new for move in moves}
     groups = [[by_old.get(id(p), p) for p in group["params"]] for group in optimizer.param_groups]
-    states = [
-        (
-            move,
-            {key: _carried(key, value, move) for key, value in optimizer.state[move.old].items()},
-        )
+    states = {
+        move: {key: _carried(key, value, move) for key, value in optimizer.state[move.old].items()}
         for move in moves
         if move.old in optimizer.state
-    ]
+    }
 
     def change() -> None:
         for group, parameters in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = parameters
-        for move, state in states:
+        for move, state in states.items():
             del optimizer.state[move.old]
             optimizer.state[move.new] = state
 

@@ -1,8 +1,7 @@
 """Splitting one pair of layers: which weights of the expanded pair exist.
 
 This is the whole method as pure tensor algebra, on any leading batch dimensions: deal the inputs,
-copy the second layer's columns, prune back to the budget. ``fissile.expand`` on a model and the
-bank of thousands of networks are two callers of it.
+copy the second layer's columns, prune back to the budget.
 
 Every kind of pair is two matrices. Gate and up are one, their rows below each other; a filter is a
 row, in which every input channel has as many columns as the kernel has positions.
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from fissile._common.errors import FissileError, whole
 from fissile._common.random import Draw
-from fissile._common.shapes import Bool, Float, Int
-from fissile.expansion.budget import Allocation, Candidates, Magnitude, Masks, Squares
-from fissile.expansion.split import Split, redraw
+from fissile._common.shapes import Bool, Float
+from fissile.expansion.budget import Allocation, Candidates, Magnitude, Masks, Second, Squares
+from fissile.expansion.split import Owners, Split, Weights, redraw
 from fissile.layers import REMOVED, children_of, owner_mask
 
 
@@ -45,7 +44,7 @@ class Pattern:
     """
 
     alpha: int
-    owner: Int[Tensor, "*batch parents inputs"]
+    owner: Owners
     second: Bool[Tensor, "*batch outputs children"]
     first: Bool[Tensor, "*batch children inputs"] | None = None
 
@@ -84,7 +83,7 @@ def check_alpha(alpha: int, inputs: int) -> int:
 
 
 def split_pair(
-    first: Float[Tensor, "*batch parents inputs"],
+    first: Weights,
     second: Float[Tensor, "*batch outputs parents"],
     alpha: int,
     split: Split,
@@ -100,8 +99,8 @@ def split_pair(
     >>> pattern = split_pair(w1, w2, 2, Random(), drawer(torch.Generator().manual_seed(0)))
 
     ``extra`` is what the pair must pay besides: the children's biases and norm parameters when
-    the budget counts them. ``allocation`` says how both layers share the budget; ``squares`` are
-    the mean squares of the gradients of ``first`` and ``second``, for a rule that asks for them.
+    the budget counts them. ``squares`` are the mean squares of the gradients of ``first`` and
+    ``second``, for an allocation that asks for them.
     """
     alpha = check_alpha(alpha, first.shape[-1] // form.first_kernel)
     owner = _owners(first, alpha, split, draw, form)
@@ -125,20 +124,12 @@ def split_pair(
     return Pattern(alpha, owner, second_mask, mask)
 
 
-def _copies(
-    second: Float[Tensor, "*batch outputs parents"], alpha: int, form: Form
-) -> Float[Tensor, "*batch outputs children"]:
+def _copies(second: Float[Tensor, "*batch outputs parents"], alpha: int, form: Form) -> Second:
     """Copy what reads a parent, all positions of a kernel together, to all its children."""
     return children_of(second.unflatten(-1, (-1, form.second_kernel)), alpha, -2).flatten(-2)
 
 
-def _owners(
-    first: Float[Tensor, "*batch parents inputs"],
-    alpha: int,
-    split: Split,
-    draw: Draw,
-    form: Form,
-) -> Int[Tensor, "*batch parents inputs"]:
+def _owners(first: Weights, alpha: int, split: Split, draw: Draw, form: Form) -> Owners:
     """Deal the inputs once for each neuron, whatever number of weights it has on each.
 
     A split that looks at weights sees a neuron's other weights as further rows, after the parents.

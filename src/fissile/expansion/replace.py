@@ -49,27 +49,26 @@ def matrix_of(
 
 def sparse_first(_: Tensor, layer: nn.Module, pattern: Pattern) -> Rebuilt:
     """Keep weight and owner where the split is a partition, a masked copy where it is not."""
-    alpha, turn = pattern.alpha, _turn(layer)
-    weight = turn(layer.get_parameter("weight").detach())
-    rows, how = -weight.ndim if isinstance(layer, nn.Conv2d) else -2, _bias_to_children(alpha)
+    alpha, weight = pattern.alpha, layer.get_parameter("weight").detach()
+    turn, bias = _turn(layer), copied(layer._parameters["bias"], alpha)
     if pattern.first is None:
-        owner = pattern.owner.reshape(weight.shape)
-        new = partitioned_like(layer, weight, owner, alpha, _bias(layer, alpha))
-        return new, how | {"weight": lambda t: torch.where(owner < 0, 0, turn(t))}
-    wide = children_of(weight, alpha, rows)
+        owner = pattern.owner.reshape(turn(weight).shape)
+        new = partitioned_like(layer, turn(weight), owner, alpha, bias)
+        return new, _carries(alpha, lambda t: torch.where(owner < 0, 0, turn(t)))
+    rows = -weight.ndim if isinstance(layer, nn.Conv2d) else -2
+    wide = children_of(turn(weight), alpha, rows)
     mask = pattern.first.reshape(wide.shape)
-    new = masked_like(layer, wide, mask, _bias(layer, alpha))
-    return new, how | {"weight": lambda t: torch.where(mask, children_of(turn(t), alpha, rows), 0)}
+    new = masked_like(layer, wide, mask, bias)
+    return new, _carries(alpha, lambda t: torch.where(mask, children_of(turn(t), alpha, rows), 0))
 
 
 def sparse_second(layer: nn.Module, pattern: Pattern, pair: Pair) -> Rebuilt:
     """Copy what reads a parent to all its children, under the mask of what is left."""
     alpha, turn = pattern.alpha, _turn(layer)
-    weight = turn(layer.get_parameter("weight").detach())
     columns = -3 if isinstance(layer, nn.Conv2d) else -1
-    wide = children_of(weight, alpha, columns)
+    wide = children_of(turn(layer.get_parameter("weight").detach()), alpha, columns)
     mask = pattern.second.reshape(wide.shape)
-    new = masked_like(layer, wide, mask, _bias(layer))
+    new = masked_like(layer, wide, mask, copied(layer._parameters["bias"]))
     new.pair = pair.alone()
     carry = lambda t: torch.where(mask, children_of(turn(t), alpha, columns), 0)  # noqa: E731
     return new, {"weight": carry}
@@ -78,27 +77,21 @@ def sparse_second(layer: nn.Module, pattern: Pattern, pair: Pair) -> Rebuilt:
 def dropconnect_first(seed: Tensor, layer: nn.Module, pattern: Pattern) -> Rebuilt:
     """Duplicate the neurons, to be masked anew at every pass."""
     alpha, turn = pattern.alpha, _turn(layer)
-    weight = children_of(turn(layer.get_parameter("weight").detach()), alpha, -2)
+    how = _carries(alpha, lambda t: children_of(turn(t), alpha, -2))
+    weight, bias = layer.get_parameter("weight").detach(), copied(layer._parameters["bias"], alpha)
     new = DropConnectLinear(
-        weight, pattern.first_mask().sum(-1), _bias(layer, alpha), seed,
+        how["weight"](weight), pattern.first_mask().sum(-1), bias, seed,
         transposed=is_transposed(layer),
     )  # fmt: skip
-    how: dict[str, Carry] = {"weight": lambda t: children_of(turn(t), alpha, -2)}
-    return new, how | _bias_to_children(alpha)
-
-
-def _bias(layer: nn.Module, alpha: int = 1) -> Tensor | None:
-    return copied(layer._parameters["bias"], alpha)
+    return new, how
 
 
 def _turn(layer: nn.Module) -> Carry:
-    return (
-        (lambda tensor: tensor.mT.contiguous()) if is_transposed(layer) else (lambda tensor: tensor)
-    )
+    return (lambda t: t.mT.contiguous()) if is_transposed(layer) else (lambda t: t)
 
 
-def _bias_to_children(alpha: int) -> dict[str, Carry]:
-    return {"bias": lambda tensor: children_of(tensor, alpha, -1)}
+def _carries(alpha: int, weight: Carry) -> dict[str, Carry]:
+    return {"weight": weight, "bias": lambda tensor: children_of(tensor, alpha, -1)}
 
 
 def partitioned_like(

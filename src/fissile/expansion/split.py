@@ -1,8 +1,7 @@
 """Splits: which child inherits which input of its parent; with the k-means that Gram splits use.
 
-A split looks at the first weight matrix of a pair and returns an *owner* for every weight, a number
-from 0 to alpha-1. k-means sums in a fixed order of elementwise additions, because library matmuls
-and reductions may round differently for one network and for a stack of networks.
+k-means sums in a fixed order of elementwise additions, because library matmuls and reductions may
+round differently for one network and for a stack of networks.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,10 +21,14 @@ from fissile._common.shapes import Bool, Float, Int
 
 _ELEMENTS = 1 << 22  # numbers in one intermediate; more than this goes in pieces
 
+#: The weights of a first layer, and which child of its neuron inherits each: 0 .. alpha-1.
+Weights = Float[Tensor, "*batch parents inputs"]
+Owners = Int[Tensor, "*batch parents inputs"]
+_Points = Float[Tensor, "runs points dims"]
+_Centres = Float[Tensor, "runs clusters dims"]
 
-def gram_points(
-    weight: Float[Tensor, "*batch neurons inputs"],
-) -> Float[Tensor, "*batch inputs rank"]:
+
+def gram_points(weight: Weights) -> Float[Tensor, "*batch inputs rank"]:
     """Points at the distances the rows of the Gram matrix have, in as many dimensions as its rank.
 
     >>> gram_points(torch.ones(3, 50)).shape
@@ -90,7 +93,7 @@ def _check(points: Tensor, clusters: int, restarts: int, steps: int) -> None:
         raise FissileError("Points hold NaN or infinity; look for a network that diverged.")
 
 
-def _scaled(points: Float[Tensor, "*batch points dims"]) -> Float[Tensor, "*batch points dims"]:
+def _scaled(points: Tensor) -> Tensor:
     """Points with largest entry 1: clusters stay, and squares neither overflow nor vanish."""
     if points.numel() == 0:
         return points
@@ -118,13 +121,11 @@ def _running(terms: Float[Tensor, "runs points"]) -> Float[Tensor, "runs points"
     return terms
 
 
-def _clusters_at_once(points: Float[Tensor, "runs points dims"]) -> int:
+def _clusters_at_once(points: _Points) -> int:
     return max(1, _ELEMENTS // max(1, points.numel()))
 
 
-def _distances(
-    points: Float[Tensor, "runs points dims"], centres: Float[Tensor, "runs clusters dims"]
-) -> Float[Tensor, "runs points clusters"]:
+def _distances(points: _Points, centres: _Centres) -> Float[Tensor, "runs points clusters"]:
     """Squared distances from points to centres."""
     parts = torch.split(centres, _clusters_at_once(points), dim=1)
     return torch.cat(
@@ -132,18 +133,14 @@ def _distances(
     )
 
 
-def _centres(
-    points: Float[Tensor, "runs points dims"], members: Bool[Tensor, "runs points clusters"]
-) -> Float[Tensor, "runs clusters dims"]:
+def _centres(points: _Points, members: Bool[Tensor, "runs points clusters"]) -> _Centres:
     """The mean of each cluster's members."""
     parts = torch.split(members, _clusters_at_once(points), dim=-1)
     sums = [_fold(torch.where(part[..., None], points[:, :, None], 0), 1) for part in parts]
     return torch.cat(sums, 1) / members.sum(1)[..., None]
 
 
-def _seeds(
-    points: Float[Tensor, "runs points dims"], picks: Float[Tensor, "runs clusters trials"]
-) -> Float[Tensor, "runs clusters dims"]:
+def _seeds(points: _Points, picks: Float[Tensor, "runs clusters trials"]) -> _Centres:
     """k-means++: of some points drawn by squared distance, each next seed is the most central."""
     runs = torch.arange(len(points), device=points.device)
     weights = points.new_ones(points.shape[:2])  # the first seed may be any point
@@ -162,9 +159,7 @@ def _seeds(
 
 
 def _lloyd(
-    points: Float[Tensor, "runs points dims"],
-    centres: Float[Tensor, "runs clusters dims"],
-    steps: int,
+    points: _Points, centres: _Centres, steps: int
 ) -> tuple[Int[Tensor, "runs points"], Float[Tensor, " runs"]]:
     """Labels and inertia after at most `steps` rounds of assigning points and moving centres."""
     index = torch.arange(centres.shape[1], device=points.device)
@@ -198,7 +193,16 @@ def _assigned(distances: Float[Tensor, "runs points clusters"]) -> Int[Tensor, "
     return labels
 
 
-class Split(ABC):
+class Named:
+    """What ``expand`` takes by a name or as an object, which shows its settings."""
+
+    def __repr__(self) -> str:
+        """Show the settings: ``Structured(n=2, m=4)``."""
+        settings = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
+        return f"{type(self).__name__}({settings})"
+
+
+class Split(Named, ABC):
     """Deals each parent's inputs among its children; subclass it to invent a new split.
 
     >>> class Halves(Split):
@@ -212,15 +216,8 @@ class Split(ABC):
     disjoint: ClassVar[bool] = True
 
     @abstractmethod
-    def deal(
-        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
-    ) -> Int[Tensor, "*batch parents inputs"]:
+    def deal(self, weight: Weights, alpha: int, draw: Draw) -> Owners:
         """Return the owner of every weight, an integer in 0 .. alpha-1."""
-
-    def __repr__(self) -> str:
-        """Show the split with its settings: ``Structured(n=2, m=4)``."""
-        settings = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
-        return f"{type(self).__name__}({settings})"
 
 
 class Random(Split):
@@ -229,10 +226,7 @@ class Random(Split):
     >>> wide = expand(MLP([32, 8, 1]), 2, split=Random())  # the default, also by name: "random"
     """
 
-    def deal(
-        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
-    ) -> Int[Tensor, "*batch parents inputs"]:
-        """Shuffle the inputs of each parent and deal them round the table."""
+    def deal(self, weight: Weights, alpha: int, draw: Draw) -> Owners:
         return ranks(draw(*weight.shape)).to(weight.device) % alpha
 
 
@@ -248,10 +242,7 @@ class Structured(Split):
         if m % n:
             raise FissileError(f"an N:M split needs N to divide M; {n}:{m} does not")
 
-    def deal(
-        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
-    ) -> Int[Tensor, "*batch parents inputs"]:
-        """Shuffle each block of M inputs and deal it, N to a child."""
+    def deal(self, weight: Weights, alpha: int, draw: Draw) -> Owners:
         inputs = weight.shape[-1]
         if alpha * self.n != self.m:
             raise FissileError(
@@ -283,10 +274,7 @@ class Groups(Split):
         # Any labels will do: they are renumbered 0, 1, 2, ... without gaps.
         self.groups: list[int] = torch.unique(ids, return_inverse=True)[1].tolist()
 
-    def deal(
-        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
-    ) -> Int[Tensor, "*batch parents inputs"]:
-        """Deal the groups evenly by count and by size, independently for each parent."""
+    def deal(self, weight: Weights, alpha: int, draw: Draw) -> Owners:
         *batch, parents, inputs = weight.shape
         if len(self.groups) != inputs:
             raise FissileError(
@@ -313,10 +301,7 @@ class Blocks(Split):
     def __init__(self, size: int) -> None:
         self.size = whole("size", size, least=1)
 
-    def deal(
-        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
-    ) -> Int[Tensor, "*batch parents inputs"]:
-        """Deal the blocks as groups."""
+    def deal(self, weight: Weights, alpha: int, draw: Draw) -> Owners:
         return Groups(torch.arange(weight.shape[-1]) // self.size).deal(weight, alpha, draw)
 
 
@@ -330,10 +315,7 @@ class Gram(Split):
     def __init__(self, clusters: int | None = None) -> None:
         self.clusters = None if clusters is None else whole("clusters", clusters, least=1)
 
-    def deal(
-        self, weight: Float[Tensor, "*batch parents inputs"], alpha: int, draw: Draw
-    ) -> Int[Tensor, "*batch parents inputs"]:
-        """Cluster the inputs of each network, then deal the clusters as groups."""
+    def deal(self, weight: Weights, alpha: int, draw: Draw) -> Owners:
         parents, inputs = weight.shape[-2:]
         clusters = min(inputs, 4 * alpha) if self.clusters is None else self.clusters
         if not alpha <= clusters <= inputs:
@@ -383,18 +365,22 @@ def _deal_groups(
     owner = torch.zeros(*batch, parents, count, dtype=torch.long)
     for turn in range(rounds):
         groups = order[..., turn * alpha : (turn + 1) * alpha]
-        children = (load + seats[..., turn, :]).argsort(dim=-1, stable=True)[
-            ..., : groups.shape[-1]
-        ]
+        lightest = (load + seats[..., turn, :]).argsort(dim=-1, stable=True)
+        children = lightest[..., : groups.shape[-1]]
         owner.scatter_(-1, groups, children)
         load.scatter_add_(-1, children, size.gather(-1, groups))
     return owner.gather(-1, labels.unsqueeze(-2).expand(*batch, parents, labels.shape[-1]))
+
+
+def _without_groups() -> Split:
+    raise FissileError('the split "groups" needs the groups: pass fissile.Groups([0, 0, 1, 1])')
 
 
 _SPLITS: dict[str, Callable[[], Split]] = {
     "random": Random,
     "gram": Gram,
     "overlapping": Overlapping,
+    "groups": _without_groups,
 }
 
 
@@ -404,29 +390,40 @@ def register_split(name: str, factory: Callable[[], Split]) -> None:
     >>> register_split("random", Random)  # or a name and a class of your own
     >>> wide = expand(model, 2, split="random")
     """
-    if not isinstance(name, str) or not callable(factory):
-        raise FissileError("register a split by a name and what makes it: a class or a function")
-    if name in split_names() and _SPLITS.get(name) is not factory:
-        raise FissileError(f"a split named {name!r} is registered already; choose another name")
-    _SPLITS[name] = factory
-
-
-def split_names() -> list[str]:
-    """List what ``split=`` understands by name, N:M patterns apart."""
-    return sorted([*_SPLITS, "groups"])
+    register("a split", _SPLITS, name, factory)
 
 
 def resolve_split(split: str | Split) -> Split:
     """Turn a name such as ``"random"`` or ``"2:4"`` into a split; a split stays itself."""
-    if isinstance(split, Split):
-        return split
-    if not isinstance(split, str):
-        raise FissileError(f"a split is a name or a fissile.Split, not {type(split).__name__}")
-    if split in _SPLITS:
-        return _SPLITS[split]()
-    if match := re.fullmatch(r"(\d+):(\d+)", split):
-        return Structured(int(match[1]), int(match[2]))
-    if split == "groups":
-        raise FissileError('the split "groups" needs the groups: pass fissile.Groups([0, 0, 1, 1])')
-    names = ", ".join(split_names())
-    raise FissileError(f"unknown split {split!r}; known are {names} and N:M patterns such as 2:4")
+    pattern = re.fullmatch(r"(\d+):(\d+)", split) if isinstance(split, str) else None
+    if pattern and split not in _SPLITS:
+        return Structured(int(pattern[1]), int(pattern[2]))
+    return resolve("a split", Split, _SPLITS, split, " and N:M patterns such as 2:4")
+
+
+_N = TypeVar("_N", bound=Named)
+
+
+def register(what: str, known: dict[str, Callable[[], _N]], name: str, factory: Any) -> None:
+    """Add a name, and what makes the thing it stands for, to those that are known."""
+    if not isinstance(name, str) or not callable(factory):
+        raise FissileError(f"register {what} by a name and what makes it: a class or a function")
+    if known.get(name, factory) is not factory:
+        raise FissileError(f"{what} named {name!r} is registered already; choose another name")
+    known[name] = factory
+
+
+def resolve(
+    what: str, kind: Any, known: dict[str, Callable[[], _N]], given: Any, more: str = ""
+) -> _N:
+    """Return what a known name stands for; a thing of the kind stays itself."""
+    if isinstance(given, kind):
+        return given  # type: ignore[no-any-return]
+    if not isinstance(given, str):
+        raise FissileError(
+            f"{what} is a name or a fissile.{kind.__name__}, not {type(given).__name__}"
+        )
+    if given not in known:
+        names = ", ".join(sorted(known)) + more
+        raise FissileError(f"unknown {kind.__name__.lower()} {given!r}; known are {names}")
+    return known[given]()

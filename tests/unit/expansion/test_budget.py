@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fissile import MLP, dropconnect, expand, nonzeros, summary
-from fissile.expansion.budget import keep_largest, prune_back
+from fissile.expansion.budget import keep_largest, keep_together
 
 magnitudes = st.lists(st.integers(0, 3), min_size=1, max_size=20)
 
@@ -32,7 +32,7 @@ def test_keep_largest_in_a_batch_is_each_alone(rows):
 
 def test_ties_go_to_the_first_layer_then_in_order_of_storage():
     first, second = torch.ones(2, 2), torch.ones(1, 4)
-    keep_first, keep_second = prune_back(first, second, 6)
+    keep_first, keep_second = keep_together(first, second, 6)
     assert keep_first.all()
     assert keep_second.tolist() == [[True, True, False, False]]
 
