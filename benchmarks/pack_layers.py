@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 import fissile
+from fissile import MaskedLinear
 from fissile.packed import PackedMaskedLinear, PackedPartitionedLinear
 from fissile.packed.format import masked_dense, pack_masked, pack_partitioned, partitioned_dense
 from fissile.packed.timing import DENSE, EXPANDED, Rival, attempt, dense, module
@@ -28,9 +29,10 @@ def partitioned(outputs, inputs, alpha, *, dtype, device, most, plane):
     inline, _ = pack_partitioned(weight, owner, alpha, dtype, "inline")
     wide = partitioned_dense(inline, None, alpha)
     bias = torch.randn(alpha * outputs, **how)
+    like = like_of(alpha * outputs, inputs)
     rivals = {
         DENSE: dense(inline.repeat(times, 1), bias[:outputs].clone()),
-        "inline": module(PackedPartitionedLinear(inline.repeat(times, 1), None, alpha, bias)),
+        "inline": module(PackedPartitionedLinear(like, inline.repeat(times, 1), None, alpha, bias)),
         "plane": Rival(None, why="left out; --plane times it"),
         EXPANDED: attempt(lambda: expanded(wide, times, bias, most)),
         "csr": attempt(lambda: rows_of(wide, times, bias)),
@@ -39,7 +41,7 @@ def partitioned(outputs, inputs, alpha, *, dtype, device, most, plane):
     if plane:
         _, planes = pack_partitioned(inline, owner, alpha, dtype, "plane")
         parts = inline.repeat(times, 1), planes.repeat(1, times, 1)
-        rivals["plane"] = module(PackedPartitionedLinear(*parts, alpha, bias))
+        rivals["plane"] = module(PackedPartitionedLinear(like, *parts, alpha, bias))
     if alpha == 2 and weight.is_cuda:
         rivals["2:4"] = attempt(lambda: two_of_four(wide.repeat(times, 1), bias))
     return rivals
@@ -56,9 +58,8 @@ def masked(outputs, parents, alpha, *, dtype, device, most):
     values, live, group = pack_masked(weight, kept.repeat_interleave(alpha, 1), dtype)
     wide = masked_dense(values, live, group, inputs)
     bias = torch.randn(outputs, **how)
-    packed = PackedMaskedLinear(
-        values.repeat(times), live.repeat(times, 1), group, inputs, bias, layout="inline"
-    )
+    parts = values.repeat(times), live.repeat(times, 1), group
+    packed = PackedMaskedLinear(like_of(outputs, inputs), *parts, bias)
     narrow = torch.randn(rows, parents, **how).repeat(times, 1)
     return {
         DENSE: dense(narrow, bias),
@@ -77,6 +78,12 @@ def head(sizes, alpha, *, dtype, device, plane):
     for layout in ("inline", "plane") if plane else ("inline",):
         rivals[layout] = fissile.pack(wide, dtype=dtype, layout=layout).layers
     return {name: module(one.eval().to(device, dtype)) for name, one in rivals.items()}
+
+
+def like_of(outputs, inputs):
+    """Return a layer of a size, without memory."""
+    weight = torch.empty(outputs, inputs, device="meta")
+    return MaskedLinear(weight, weight.bool())
 
 
 def owners(rows, inputs, alpha, device):

@@ -81,40 +81,34 @@ def partitioned_like(
     layer: Partitioned, weight: Tensor, planes: Tensor | None, bias: Tensor | None
 ) -> PackedPartitioned:
     """Hold packed tensors in a layer that computes what the given one does."""
-    parts = weight, planes, layer.alpha, bias
-    if isinstance(layer, PartitionedConv2d):
-        return PackedPartitionedConv2d(*parts, layer.inputs, layer.kernel_size, layer.geometry)
-    assert isinstance(layer, SparseLinear)
-    return PackedPartitionedLinear(*parts, transposed=layer.transposed)
+    convolution = isinstance(layer, SparseConv2d)
+    kind = PackedPartitionedConv2d if convolution else PackedPartitionedLinear
+    return kind(layer, weight, planes, layer.alpha, bias)
 
 
 def masked_like(
     layer: Masked, weight: Tensor, live: Tensor, group: int, bias: Tensor | None, layout: Layout
 ) -> PackedMasked:
     """Hold packed tensors in a layer that computes what the given one does."""
-    parts = weight, live, group, layer.inputs, bias
-    if isinstance(layer, MaskedConv2d):
-        return PackedMaskedConv2d(*parts, layer.kernel_size, layer.geometry, layout=layout)
-    assert isinstance(layer, SparseLinear)
-    return PackedMaskedLinear(*parts, layout=layout, transposed=layer.transposed)
+    kind = PackedMaskedConv2d if isinstance(layer, SparseConv2d) else PackedMaskedLinear
+    return kind(layer, weight, live, group, bias, layout)
 
 
 def unpacked_layer(layer: Packed) -> SparseLayer:
     """Return an expanded layer with the weights that were packed."""
+    how = layer.geometry if isinstance(layer, SparseConv2d) else None
+    turned = isinstance(layer, SparseLinear) and layer.transposed
     bias = layer.bias
     if isinstance(layer, PackedPartitioned):
         weight, owner = layer.weight.detach(), layer.owner()
-        if isinstance(layer, PackedPartitionedConv2d):
-            shape = len(weight), layer.inputs, *layer.kernel_size
-            filters, owner = weight.view(shape), owner.view(shape)
-            return PartitionedConv2d(filters, owner, layer.alpha, bias, layer.geometry)
-        assert isinstance(layer, SparseLinear)
-        return PartitionedLinear(weight, owner, layer.alpha, bias, transposed=layer.transposed)
+        if how is None:
+            return PartitionedLinear(weight, owner, layer.alpha, bias, transposed=turned)
+        filters, owner = layer._shaped(weight), layer._shaped(owner)
+        return PartitionedConv2d(filters, owner, layer.alpha, bias, how)
     weight, mask = layer.dense_weight(), layer.pattern()
-    if isinstance(layer, PackedMaskedConv2d):
-        return MaskedConv2d(weight, mask, bias, layer.geometry)
-    assert isinstance(layer, SparseLinear)
-    return MaskedLinear(weight, mask, bias, transposed=layer.transposed)
+    if how is None:
+        return MaskedLinear(weight, mask, bias, transposed=turned)
+    return MaskedConv2d(weight, mask, bias, how)
 
 
 # --- layout inline: weights that carry their places

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
-from fissile.layers import Geometry, SparseConv2d, SparseLayer, SparseLinear, owner_mask
+from fissile.layers import SparseConv2d, SparseLayer, SparseLinear, owner_mask
 from fissile.packed import dispatch
 from fissile.packed.bits import MANTISSA, exists, from_bytes, owner_bits
 from fissile.packed.format import (
@@ -49,6 +49,10 @@ class Packed(InferenceOnly, SparseLayer):
     layout: Layout
     #: How many of each weight's lowest bits name its owner.
     owner_bits = 0
+
+    @abstractmethod
+    def _shape_as(self, like: Any) -> None:
+        """Take over what an expanded layer is besides its tensors."""
 
     def _store(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
@@ -121,12 +125,18 @@ class Packed(InferenceOnly, SparseLayer):
 
 
 class PackedPartitioned(Packed):
-    """The weights of a partitioned layer, packed."""
+    """The weights of a partitioned layer, packed; the tensors are kept as they are."""
 
     alpha: int
     planes: Tensor | None
 
-    def _keep(self, weight: Tensor, planes: Tensor | None, alpha: int, bias: Tensor | None) -> None:
+    def __init__(
+        self, like: SparseLayer, weight: Float[Tensor, "parents columns"],
+        planes: Int[Tensor, "bits parents bytes"] | None, alpha: int,
+        bias: Float[Tensor, " children"] | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._shape_as(like)
         self.alpha, self.layout = alpha, "inline" if planes is None else "plane"
         self.owner_bits = owner_bits(alpha) if planes is None else 0
         self._store(weight, bias)
@@ -155,15 +165,19 @@ class PackedPartitioned(Packed):
 
 
 class PackedMasked(Packed):
-    """The weights of a masked layer, packed."""
+    """The weights of a masked layer, packed; the tensors are kept as they are."""
 
     live: Tensor
     start: Tensor
     group: int
 
-    def _keep(
-        self, weight: Tensor, live: Tensor, group: int, bias: Tensor | None, layout: Layout
-    ) -> None:
+    def __init__(
+        self, like: SparseLayer, weight: Float[Tensor, " stored"],
+        live: Int[Tensor, "outputs bytes"], group: int, bias: Float[Tensor, " outputs"] | None,
+        layout: Layout = "inline",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._shape_as(like)
         self.group, self.layout = group, layout
         self._store(weight, bias)
         self.register_buffer("live", live)
@@ -200,6 +214,10 @@ class PackedMasked(Packed):
 class PackedLinear(Packed, SparseLinear):
     """What the packed linear layers share."""
 
+    def _shape_as(self, like: Any) -> None:
+        self.in_features, self.out_features = like.inputs, like.outputs
+        self.transposed = like.transposed
+
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         return self.activated(x, "none")
 
@@ -209,27 +227,13 @@ class PackedLinear(Packed, SparseLinear):
 
 
 class PackedPartitionedLinear(PackedPartitioned, PackedLinear):
-    """A partitioned layer, packed by :func:`fissile.pack`; the tensors are kept as they are.
+    """A partitioned layer, packed by :func:`fissile.pack`.
 
     >>> type(fissile.pack(fissile.expand(fissile.MLP([64, 8, 2]), 2)).layers[0]).__name__
     'PackedPartitionedLinear'
     """
 
     kind = "partitioned"
-
-    def __init__(
-        self,
-        weight: Float[Tensor, "parents inputs"],
-        planes: Int[Tensor, "bits parents bytes"] | None,
-        alpha: int,
-        bias: Float[Tensor, " children"] | None,
-        *,
-        transposed: bool = False,
-    ) -> None:
-        super().__init__()
-        parents, self.in_features = weight.shape
-        self.out_features, self.transposed = alpha * parents, transposed
-        self._keep(weight, planes, alpha, bias)
 
     def activated(self, x: Tensor, activation: dispatch.Activation) -> Tensor:
         return dispatch.partitioned_linear(
@@ -238,7 +242,7 @@ class PackedPartitionedLinear(PackedPartitioned, PackedLinear):
 
 
 class PackedMaskedLinear(PackedMasked, PackedLinear):
-    """A masked layer, packed by :func:`fissile.pack`; the tensors are kept as they are.
+    """A masked layer, packed by :func:`fissile.pack`.
 
     >>> type(fissile.pack(fissile.expand(fissile.MLP([64, 8, 2]), 2)).layers[2]).__name__
     'PackedMaskedLinear'
@@ -246,30 +250,16 @@ class PackedMaskedLinear(PackedMasked, PackedLinear):
 
     kind = "masked"
 
-    def __init__(
-        self,
-        weight: Float[Tensor, " stored"],
-        live: Int[Tensor, "outputs bytes"],
-        group: int,
-        inputs: int,
-        bias: Float[Tensor, " outputs"] | None,
-        *,
-        layout: Layout,
-        transposed: bool = False,
-    ) -> None:
-        super().__init__()
-        self.out_features, self.in_features, self.transposed = len(live), inputs, transposed
-        self._keep(weight, live, group, bias, layout)
-
     def activated(self, x: Tensor, activation: dispatch.Activation) -> Tensor:
         how = self.bias, self.group, self.in_features, activation
         return dispatch.masked_linear(x, self.weight, self.live, self.start, *how)
 
 
-# --- convolutions
-
-
 class _PackedConv2d(Packed, SparseConv2d):
+    def _shape_as(self, like: Any) -> None:
+        self.in_channels, self.out_channels = like.inputs, like.outputs
+        self.kernel_size, self.geometry = like.kernel_size, like.geometry
+
     @property
     def matrix_shape(self) -> tuple[int, int]:
         height, width = self.kernel_size
@@ -288,53 +278,19 @@ class PackedPartitionedConv2d(PackedPartitioned, _PackedConv2d):
     """A partitioned convolution, packed by :func:`fissile.pack`.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
-    >>> packed = fissile.pack(fissile.expand(model, alpha=2))
-    >>> type(packed[0]).__name__
+    >>> type(fissile.pack(fissile.expand(model, alpha=2))[0]).__name__
     'PackedPartitionedConv2d'
     """
 
     kind = "partitioned-conv"
-
-    def __init__(
-        self,
-        weight: Float[Tensor, "parents columns"],
-        planes: Int[Tensor, "bits parents bytes"] | None,
-        alpha: int,
-        bias: Float[Tensor, " children"] | None,
-        inputs: int,
-        kernel: tuple[int, ...],
-        geometry: Geometry,
-    ) -> None:
-        super().__init__()
-        self.in_channels, self.out_channels = inputs, alpha * len(weight)
-        self.kernel_size, self.geometry = kernel, geometry
-        self._keep(weight, planes, alpha, bias)
 
 
 class PackedMaskedConv2d(PackedMasked, _PackedConv2d):
     """A masked convolution, packed by :func:`fissile.pack`.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
-    >>> packed = fissile.pack(fissile.expand(model, alpha=2))
-    >>> type(packed[2]).__name__
+    >>> type(fissile.pack(fissile.expand(model, alpha=2))[2]).__name__
     'PackedMaskedConv2d'
     """
 
     kind = "masked-conv"
-
-    def __init__(
-        self,
-        weight: Float[Tensor, " stored"],
-        live: Int[Tensor, "outputs bytes"],
-        group: int,
-        inputs: int,
-        bias: Float[Tensor, " outputs"] | None,
-        kernel: tuple[int, ...],
-        geometry: Geometry,
-        *,
-        layout: Layout,
-    ) -> None:
-        super().__init__()
-        self.in_channels, self.out_channels = inputs, len(live)
-        self.kernel_size, self.geometry = kernel, geometry
-        self._keep(weight, live, group, bias, layout)

@@ -81,60 +81,39 @@ class Tiles(NamedTuple):
     stages: int
 
 
+#: Rows, run, deep, warps and stages by the bits of an owner: for few, many and very many rows, each
+#: for up to 8 samples and for up to 16.
+_TIMED = {
+    1: ((16, 256, 2, 2, 3), (16, 256, 2, 2, 3), (64, 128, 1, 4, 4), (64, 128, 1, 4, 4),
+        (64, 128, 1, 4, 4), (64, 128, 1, 4, 5)),
+    2: ((16, 64, 4, 4, 6), (16, 64, 4, 4, 4), (32, 128, 1, 2, 4), (64, 128, 1, 4, 4),
+        (16, 64, 4, 4, 4), (64, 128, 1, 2, 3)),
+    3: ((16, 128, 4, 4, 3), (16, 64, 4, 4, 4), (64, 256, 1, 4, 3), (16, 64, 4, 4, 3),
+        (16, 128, 2, 2, 3), (32, 64, 4, 4, 3)),
+}  # fmt: skip
+
+
 @lru_cache(maxsize=1024)
 def partitioned_tiles(batch: int, h: int, d: int, bits: int, bytes_each: int, plane: bool) -> Tiles:
     """Return tiles that suit a partitioned layer."""
-    twice = batch > 8
+    twice, few = batch > 8, h < _FEW_ROWS
     if bytes_each == 4:
         return Tiles(16, 32, 8, twice, 4, 4, 4)
-    if batch > 16:
-        tiles = _for_many(batch, h, bits)
+    if batch > 16:  # the matrix units of a warp group pay
+        if few and batch <= 32:
+            tiles = Tiles(64, 128, 8, True, 1, 4, 4)
+        else:
+            tiles = Tiles(64, 64, 32 if batch <= 32 or bits == 3 else 64, False, 1, 4, 4)
+    elif plane and few:
+        tiles = Tiles(16, 64 if twice and bits > 1 else 128, 8, twice, 2, 2, 4)
     elif plane:
-        tiles = _for_planes(h, bits, twice)
+        tiles = Tiles(64 if bits == 1 else 32, 128, 8, twice, 1, *((4, 4) if bits == 1 else (2, 3)))
     elif h <= _VERY_FEW_ROWS:
         tiles = Tiles(16, 128, 8, True, 4, 4, 3) if twice else Tiles(16, 64, 8, False, 4, 4, 6)
     else:
-        tiles = (_for_eight if bits == 3 else _for_four if bits == 2 else _for_two)(h, twice)
-    return _fitting(tiles, d)
-
-
-def _for_two(h: int, twice: bool) -> Tiles:
-    if h < _FEW_ROWS:
-        return Tiles(16, 256, 8, twice, 2, 2, 3)
-    return Tiles(64, 128, 8, twice, 1, 4, 5 if twice and h >= _MANY_ROWS else 4)
-
-
-def _for_four(h: int, twice: bool) -> Tiles:
-    if h < _FEW_ROWS:
-        return Tiles(16, 64, 8, twice, 4, 4, 4 if twice else 6)
-    if h < _MANY_ROWS:
-        return Tiles(64, 128, 8, True, 1, 4, 4) if twice else Tiles(32, 128, 8, False, 1, 2, 4)
-    return Tiles(64, 128, 8, True, 1, 2, 3) if twice else Tiles(16, 64, 8, False, 4, 4, 4)
-
-
-def _for_eight(h: int, twice: bool) -> Tiles:
-    if h < _FEW_ROWS:
-        return Tiles(16, 64, 8, True, 4, 4, 4) if twice else Tiles(16, 128, 8, False, 4, 4, 3)
-    if h < _MANY_ROWS:
-        return Tiles(16, 64, 8, True, 4, 4, 3) if twice else Tiles(64, 256, 8, False, 1, 4, 3)
-    return Tiles(32, 64, 8, True, 4, 4, 3) if twice else Tiles(16, 128, 8, False, 2, 2, 3)
-
-
-def _for_planes(h: int, bits: int, twice: bool) -> Tiles:
-    if h < _FEW_ROWS:
-        return Tiles(16, 64 if twice and bits > 1 else 128, 8, twice, 2, 2, 4)
-    return Tiles(64, 128, 8, twice, 1, 4, 4) if bits == 1 else Tiles(32, 128, 8, twice, 1, 2, 3)
-
-
-def _for_many(batch: int, h: int, bits: int) -> Tiles:
-    """Return tiles for more than 16 samples: there the matrix units of a warp group pay."""
-    if h < _FEW_ROWS and batch <= 32:
-        return Tiles(64, 128, 8, True, 1, 4, 4)
-    return Tiles(64, 64, 32 if batch <= 32 or bits == 3 else 64, False, 1, 4, 4)
-
-
-def _fitting(tiles: Tiles, d: int) -> Tiles:
-    """Shorten the runs where that makes the inputs a whole number of tiles."""
+        rows, run, *rest = _TIMED[bits][2 * ((not few) + (h >= _MANY_ROWS)) + twice]
+        tiles = Tiles(rows, run, 8, twice, *rest)
+    # Shorter runs where that makes the inputs a whole number of tiles.
     for run in (tiles.run, 128, 64, 32):
         if run <= tiles.run and d % (run * tiles.deep) == 0:
             return tiles._replace(run=run)

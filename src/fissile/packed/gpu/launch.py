@@ -86,8 +86,8 @@ def masked_linear(
     layer = x, weight, _as_words(live), start
     # Groups of two are so many that the matrix units pay for one sample already.
     if batch == 1 and tiles is None and (group != 2 or weight.element_size() == 4):
-        constants: tuple[Any, ...] = (n, group, *last, weight.is_cuda, 32, 4)
-        _launch(masked_kernel, (c, 1, 1), (*layer, biases, y), (c, *constants), constants, 1, 3)
+        constants: tuple[Any, ...] = (n, group, *last, weight.is_cuda)
+        _launch(masked_kernel, (c, 1, 1), (*layer, biases, y), constants, constants, 1, 3)
         return y
     tiles = tiles or masked_tiles(batch, c, blocks, group, weight.element_size())
     parts = -(-blocks // tiles.part)
@@ -122,14 +122,9 @@ def masked_written(weight: Tensor, live: Tensor, start: Tensor, n: int, group: i
 
 
 def _launch(
-    kernel: Any,
-    grid: tuple[int, int, int],
-    tensors: tuple[Tensor, ...],
-    numbers: tuple[Any, ...],
-    decisive: object,
-    warps: int,
-    stages: int,
-) -> None:
+    kernel: Any, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[Any, ...],
+    decisive: object, warps: int, stages: int,
+) -> None:  # fmt: skip
     """Launch a kernel: as Triton does it, or directly where it was launched likewise before."""
     index = tensors[0].get_device()
     if index >= 0 and index == torch.cuda.current_device():

@@ -59,47 +59,38 @@ def _words(live_, rows, words, IN_ROW: tl.constexpr):  # type: ignore[no-untyped
     return word
 
 
-@triton.jit(do_not_specialize=["C"])  # type: ignore[untyped-decorator]
+#: How many words of the bitmap the kernel for one sample takes at a time, and groups of each.
+_LANES, _UNROLL = tl.constexpr(32), tl.constexpr(4)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def masked_kernel(  # type: ignore[no-untyped-def]
-    x_,
-    w_,
-    live_,
-    start_,
-    bias_,
-    y_,
-    C,
-    N: tl.constexpr,
-    GROUP: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    x_, w_, live_, start_, bias_, y_,
+    N: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
     ASSEMBLY: tl.constexpr,
-    LANES: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
+):  # fmt: skip
     """Compute one output for one sample."""
     row = tl.program_id(0)
-    sample = tl.program_id(1).to(tl.int64)
     groups: tl.constexpr = N // GROUP
     in_row: tl.constexpr = (groups + 7) // 8
     blocks: tl.constexpr = (groups + 255) // 256
-    lane, inner = tl.arange(0, LANES), tl.arange(0, GROUP)
-    x_ += sample * N
+    lane, inner = tl.arange(0, _LANES), tl.arange(0, GROUP)
     base = tl.load(start_ + row.to(tl.int64) * blocks)
     w_ += base.to(tl.int64) * GROUP  # from here on, 32 bits hold all offsets
-    total = tl.zeros((LANES, GROUP), tl.float32)
-    one = tl.full((LANES,), 1, tl.uint32)
+    total = tl.zeros((_LANES, GROUP), tl.float32)
+    one = tl.full((_LANES,), 1, tl.uint32)
     upcoming = _words(live_, row.to(tl.int64), lane, in_row)
     end = 0
-    for chunk in range(0, groups, 32 * LANES):
+    for chunk in range(0, groups, 32 * _LANES):
         word = upcoming
-        upcoming = _words(live_, row.to(tl.int64), chunk // 32 + LANES + lane, in_row)
+        upcoming = _words(live_, row.to(tl.int64), chunk // 32 + _LANES + lane, in_row)
         counted = count(word, ASSEMBLY)
         at = end + tl.cumsum(counted, 0)
         end += tl.sum(counted, 0)
         most = tl.max(counted, 0)
         done = 0
         while done < most:
-            for _ in tl.static_range(UNROLL):
+            for _ in tl.static_range(_UNROLL):
                 there = (word != 0)[:, None]
                 place = _highest(word, ASSEMBLY)
                 word = word & ((one << place.to(tl.uint32)) - 1)
@@ -112,11 +103,11 @@ def masked_kernel(  # type: ignore[no-untyped-def]
                 ).to(tl.float32)
                 col = ((chunk + lane * 32 + place) * GROUP)[:, None] + inner[None, :]
                 total += w * tl.load(x_ + col, mask=there, other=0.0).to(tl.float32)
-            done += UNROLL
+            done += _UNROLL
     out = tl.sum(tl.sum(total, 1), 0)
     if BIAS:
         out += tl.load(bias_ + row).to(tl.float32)
-    tl.store(y_ + sample * C + row, finished(out, ACTIVATION).to(y_.dtype.element_ty))
+    tl.store(y_ + row, finished(out, ACTIVATION).to(y_.dtype.element_ty))
 
 
 # --- several samples, and the layer written out
@@ -180,25 +171,11 @@ def _dealt(tile, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["B", "C"])  # type: ignore[untyped-decorator]
 def masked_tiles_kernel(  # type: ignore[no-untyped-def]
-    x_,
-    w_,
-    live_,
-    start_,
-    bias_,
-    y_,
-    B,
-    C,
-    N: tl.constexpr,
-    GROUP: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    BC: tl.constexpr,
-    BB: tl.constexpr,
-    PART: tl.constexpr,
-    STEP: tl.constexpr,
-    DEALT: tl.constexpr,
-):
+    x_, w_, live_, start_, bias_, y_, B, C,
+    N: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    ASSEMBLY: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, PART: tl.constexpr,
+    STEP: tl.constexpr, DEALT: tl.constexpr,
+):  # fmt: skip
     """Compute BC outputs for BB samples from PART blocks of 256 groups, STEP at a time.
 
     The sums of each part go to y_, one part after the other.
@@ -254,16 +231,9 @@ def masked_tiles_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["SIZE", "C"])  # type: ignore[untyped-decorator]
 def parts_kernel(  # type: ignore[no-untyped-def]
-    parts_,
-    bias_,
-    y_,
-    SIZE,
-    C,
-    PARTS: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    parts_, bias_, y_, SIZE, C,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Add the parts of BLOCK of the outputs of all samples, SIZE in number."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
@@ -277,15 +247,9 @@ def parts_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def masked_written_kernel(  # type: ignore[no-untyped-def]
-    w_,
-    live_,
-    start_,
-    out_,
-    N: tl.constexpr,
-    GROUP: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
+    w_, live_, start_, out_,
+    N: tl.constexpr, GROUP: tl.constexpr, ASSEMBLY: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
     """Write BLOCKS blocks of 256 groups of one row."""
     groups: tl.constexpr = N // GROUP
     in_row: tl.constexpr = (groups + 7) // 8

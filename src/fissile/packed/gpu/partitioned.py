@@ -208,27 +208,11 @@ def _columns(BD: tl.constexpr, DEEP: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit(do_not_specialize=["B"])  # type: ignore[untyped-decorator]
 def partitioned_kernel(  # type: ignore[no-untyped-def]
-    x_,
-    w_,
-    planes_,
-    shifts_,
-    bias_,
-    y_,
-    B,
-    H,
-    D: tl.constexpr,
-    ALPHA: tl.constexpr,
-    BITS: tl.constexpr,
-    PLANE: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    BH: tl.constexpr,
-    BD: tl.constexpr,
-    BB: tl.constexpr,
-    TWICE: tl.constexpr,
-    DEEP: tl.constexpr,
-):
+    x_, w_, planes_, shifts_, bias_, y_, B, H,
+    D: tl.constexpr, ALPHA: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ASSEMBLY: tl.constexpr, BH: tl.constexpr,
+    BD: tl.constexpr, BB: tl.constexpr, TWICE: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
     """Compute the children of BH parents for BB samples, or twice BB.
 
     The inputs of a tile are DEEP runs of BD: where there are several, each is multiplied by a warp
@@ -250,7 +234,7 @@ def partitioned_kernel(  # type: ignore[no-untyped-def]
         shifts = tl.load(shifts_ + tl.arange(0, 32)).to(tl.uint32)
         in_step = _columns(BD // 32, DEEP)
     s = zeros((DEEP, BH, BB) if DEEP > 1 else (BH, BB), BITS)
-    s2 = zeros((DEEP, BH, BB) if DEEP > 1 else (BH, BB), BITS)
+    s2 = s
     for d in range(0, D, step):
         if D % step == 0:
             w = tl.load(w_at, eviction_policy="evict_first")
@@ -290,17 +274,9 @@ def _turned(x):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _store(  # type: ignore[no-untyped-def]
-    sums,
-    rows,
-    samples,
-    bias_,
-    y_,
-    B,
-    H,
-    ALPHA: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-):
+    sums, rows, samples, bias_, y_, B, H,
+    ALPHA: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
     """Add the biases, apply the activation and store (parents, samples, children)."""
     child = tl.arange(0, sums.shape[2])
     outputs = rows[:, None] * ALPHA + child[None, :]
@@ -314,16 +290,10 @@ def _store(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def partitioned_written_kernel(  # type: ignore[no-untyped-def]
-    w_,
-    planes_,
-    out_,
-    H,
-    D: tl.constexpr,
-    ALPHA: tl.constexpr,
-    BITS: tl.constexpr,
-    PLANE: tl.constexpr,
+    w_, planes_, out_, H,
+    D: tl.constexpr, ALPHA: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr,
     BD: tl.constexpr,
-):
+):  # fmt: skip
     """Write the rows of the children of one parent."""
     row = tl.program_id(1).to(tl.int64)
     cols = tl.program_id(0) * BD + tl.arange(0, BD)
