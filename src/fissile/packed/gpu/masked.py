@@ -59,10 +59,6 @@ def _words(live_, rows, words, IN_ROW: tl.constexpr):  # type: ignore[no-untyped
     return word
 
 
-#: How many words of the bitmap the kernel for one sample takes at a time, and groups of each.
-_LANES, _UNROLL = tl.constexpr(32), tl.constexpr(4)
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def masked_kernel(  # type: ignore[no-untyped-def]
     x_, w_, live_, start_, bias_, y_,
@@ -70,27 +66,29 @@ def masked_kernel(  # type: ignore[no-untyped-def]
     ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Compute one output for one sample."""
+    LANES: tl.constexpr = 32
+    UNROLL: tl.constexpr = 4
     row = tl.program_id(0)
     groups: tl.constexpr = N // GROUP
     in_row: tl.constexpr = (groups + 7) // 8
     blocks: tl.constexpr = (groups + 255) // 256
-    lane, inner = tl.arange(0, _LANES), tl.arange(0, GROUP)
+    lane, inner = tl.arange(0, LANES), tl.arange(0, GROUP)
     base = tl.load(start_ + row.to(tl.int64) * blocks)
     w_ += base.to(tl.int64) * GROUP  # from here on, 32 bits hold all offsets
-    total = tl.zeros((_LANES, GROUP), tl.float32)
-    one = tl.full((_LANES,), 1, tl.uint32)
+    total = tl.zeros((LANES, GROUP), tl.float32)
+    one = tl.full((LANES,), 1, tl.uint32)
     upcoming = _words(live_, row.to(tl.int64), lane, in_row)
     end = 0
-    for chunk in range(0, groups, 32 * _LANES):
+    for chunk in range(0, groups, 32 * LANES):
         word = upcoming
-        upcoming = _words(live_, row.to(tl.int64), chunk // 32 + _LANES + lane, in_row)
+        upcoming = _words(live_, row.to(tl.int64), chunk // 32 + LANES + lane, in_row)
         counted = count(word, ASSEMBLY)
         at = end + tl.cumsum(counted, 0)
         end += tl.sum(counted, 0)
         most = tl.max(counted, 0)
         done = 0
         while done < most:
-            for _ in tl.static_range(_UNROLL):
+            for _ in tl.static_range(UNROLL):
                 there = (word != 0)[:, None]
                 place = _highest(word, ASSEMBLY)
                 word = word & ((one << place.to(tl.uint32)) - 1)
@@ -103,7 +101,7 @@ def masked_kernel(  # type: ignore[no-untyped-def]
                 ).to(tl.float32)
                 col = ((chunk + lane * 32 + place) * GROUP)[:, None] + inner[None, :]
                 total += w * tl.load(x_ + col, mask=there, other=0.0).to(tl.float32)
-            done += _UNROLL
+            done += UNROLL
     out = tl.sum(tl.sum(total, 1), 0)
     if BIAS:
         out += tl.load(bias_ + row).to(tl.float32)

@@ -234,7 +234,7 @@ def partitioned_kernel(  # type: ignore[no-untyped-def]
         shifts = tl.load(shifts_ + tl.arange(0, 32)).to(tl.uint32)
         in_step = _columns(BD // 32, DEEP)
     s = zeros((DEEP, BH, BB) if DEEP > 1 else (BH, BB), BITS)
-    s2 = s
+    s2 = zeros((DEEP, BH, BB) if DEEP > 1 else (BH, BB), BITS)
     for d in range(0, D, step):
         if D % step == 0:
             w = tl.load(w_at, eviction_policy="evict_first")
