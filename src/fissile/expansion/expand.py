@@ -151,10 +151,7 @@ def dropconnect(
 
 
 def choose(found: Discovery, where: Where | None) -> list[Place]:
-    """Return the places to expand, in the order data flows, none with a layer of another.
-
-    >>> choose(discover(MLP([32, 8, 8, 8, 10])), None)  # hidden layers 1 and 3
-    """
+    """Return the places to expand, in the order data flows, none with a layer of another."""
     if not found.places:
         reasons = _reasons(found.refusals) or ": the model has no linear layer and no convolution"
         raise FissileError(f"nothing to expand{reasons}")
@@ -175,11 +172,8 @@ def _named(found: Discovery, where: Where) -> list[Place]:
             raise FissileError(f"where chose none of {_names(found.places)}")
         return named
     patterns = [where] if isinstance(where, str) else where
-    if (
-        not isinstance(patterns, Sequence)
-        or not patterns
-        or not all(isinstance(pattern, str) for pattern in patterns)
-    ):
+    listed = isinstance(patterns, Sequence) and all(isinstance(one, str) for one in patterns)
+    if not listed or not patterns:
         raise FissileError(
             f"where={where!r} is neither a name, nor a list of names, nor a function of a place"
         )
@@ -203,9 +197,8 @@ def _matches(names: Iterable[str], pattern: str) -> bool:
 
 
 def _names(places: Sequence[Place]) -> str:
-    names = [repr(place.name) for place in places]
-    more = f" and {len(names) - 2 * _SHOWN} more" if len(names) > 2 * _SHOWN else ""
-    return ", ".join(names[: 2 * _SHOWN]) + more
+    names, most = [repr(place.name) for place in places], 2 * _SHOWN
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
 
 
 def _reasons(refusals: Sequence[Refusal]) -> str:
@@ -252,10 +245,9 @@ def _replacements(
         raise FissileError(f"seed={seed} needs more than 63 bits; give a smaller one")
     for place in places:
         _check_values(model, place.layers)
-    draw = seeded(seed)
+    draw, stream = seeded(seed), 0
     made: dict[str, Replacement] = {}
     idle: list[str] = []
-    stream = 0
     for place, split in zip(places, splits, strict=True):
         first = partial(make_first, hash32(seed, stream))
         try:
@@ -359,17 +351,14 @@ def _moment(optimizer: Optimizer | Moments | None, weight: nn.Parameter) -> Tens
 
 
 def _squared_gradient(weight: nn.Parameter) -> Tensor | None:
-    if weight.grad is None:
+    if (gradient := weight.grad) is None:
         return None
-    gradient = weight.grad.detach()
-    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)).square()
+    return gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32)).square()
 
 
 def _splits_for(places: list[Place], split: str | Split | Sequence[str | Split]) -> list[Split]:
-    if isinstance(split, str | Split):
+    if isinstance(split, str | Split) or not isinstance(split, Sequence):
         return [resolve_split(split)] * len(places)
-    if not isinstance(split, Sequence):
-        return [resolve_split(split)]  # which says what a split is
     if len(split) != len(places):
         raise FissileError(f"{len(split)} splits were given for {len(places)} widened layers")
     return [resolve_split(each) for each in split]
@@ -427,13 +416,12 @@ def _rewrite(
     """Put other layers in place of the expanded ones in a copy; None leaves one as it is."""
     if optimizer is not None:
         optimizer = check_optimizer(optimizer, model)
-    replacements = []
+    made = []
     for name, layer in model.named_modules():
-        if not isinstance(layer, SparseLayer) or (new := rebuild(layer)) is None:
-            continue
-        if has_hooks(layer):
-            raise FissileError(f"{name!r} has hooks, which a new layer would lose; remove them")
-        replacements.append(Replacement(name, *new))
-    rewritten = assemble(model, replacements, optimizer)
+        if isinstance(layer, SparseLayer) and (new := rebuild(layer)) is not None:
+            if has_hooks(layer):
+                raise FissileError(f"{name!r} has hooks, which a new layer would lose; remove them")
+            made.append(Replacement(name, *new))
+    rewritten = assemble(model, made, optimizer)
     make_savable(rewritten)
     return rewritten

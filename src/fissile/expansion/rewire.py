@@ -23,13 +23,13 @@ from fissile.expansion.budget import keep_largest
 from fissile.expansion.optimizer import Moments, check_optimizer
 from fissile.layers import DropConnectLinear, Masked, Partitioned
 
+_Numbers = Float[Tensor, "*batch outputs inputs"]
+_Mask = Bool[Tensor, "*batch outputs inputs"]
+
 
 def rewired(
-    weight: Float[Tensor, "*batch outputs inputs"],
-    mask: Bool[Tensor, "*batch outputs inputs"],
-    score: Float[Tensor, "*batch outputs inputs"],
-    count: int | Int[Tensor, "*batch"],
-) -> Bool[Tensor, "*batch outputs inputs"]:
+    weight: _Numbers, mask: _Mask, score: _Numbers, count: int | Int[Tensor, "*batch"]
+) -> _Mask:
     """Return the mask after ``count`` removed weights came back and the smallest as many went.
 
     Those with the largest ``score`` come back. No more can move than are removed, or are there,
@@ -37,10 +37,8 @@ def rewired(
     """
     flat, present, score = weight.flatten(-2).abs(), mask.flatten(-2), score.flatten(-2)
     there = present.sum(-1)
-    count = torch.minimum(
-        torch.as_tensor(count, device=mask.device),
-        torch.minimum(there, present.shape[-1] - there),
-    )
+    count = torch.as_tensor(count, device=mask.device).minimum(there)
+    count = count.minimum(present.shape[-1] - there)
     grown = keep_largest(torch.where(present, -torch.inf, score), count) & ~present
     stays = keep_largest(torch.where(present, flat, -1.0), there - count) & present
     # Numbers that cannot be ranked (one overflow is enough) must not cost any weight.
@@ -90,8 +88,7 @@ class Rewire:
             optimizer = check_optimizer(optimizer, model)
         self.layers = _masked_layers(model)
         self.optimizer, self.every, self.fraction = optimizer, every, fraction
-        self.grow, self.until, self.steps = grow, until, 0
-        self.seed = seed
+        self.grow, self.until, self.steps, self.seed = grow, until, 0, seed
         self._gradient: dict[int, Tensor] = {}
         if grow == "gradient":
             for layer in self.layers:
@@ -118,8 +115,7 @@ class Rewire:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a saved run stopped."""
-        self.steps = int(state["steps"])
-        self.seed = state["seed"]
+        self.steps, self.seed = int(state["steps"]), state["seed"]
 
     @torch.no_grad()
     def _update(self, index: int, layer: Masked) -> None:

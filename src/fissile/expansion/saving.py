@@ -12,8 +12,7 @@ from torch import nn
 
 from fissile._common.errors import FissileError
 from fissile._common.files import atomic_write
-from fissile.expansion.structure import METHOD, config_of, note, shapes_with
-from fissile.layers import SparseLayer
+from fissile.expansion.structure import METHOD, config_of, is_expanded, note, shapes_with
 
 #: Stands in ``config.json`` for the name of the weights' file, which transformers quotes because no
 #: file can have it. The loader of fissile takes it out before.
@@ -33,8 +32,7 @@ def make_savable(model: nn.Module) -> None:
 # Pickle finds it by its name, which is that of the method it stands for.
 def save_pretrained(model: Any, save_directory: Any, *args: Any, **options: Any) -> None:
     """Save a model as transformers does if it can be read again, with or without fissile."""
-    expanded = any(isinstance(module, SparseLayer) for module in model.modules())
-    described = {} if expanded else shapes_with(model, config_of(model), {}) or {}
+    described = {} if is_expanded(model) else shapes_with(model, config_of(model), {}) or {}
     for name, parameter in model.named_parameters():
         mine, other = tuple(parameter.shape), described.get(name)
         if other not in (None, mine):

@@ -48,11 +48,9 @@ METHOD = "fissile"
 VERSION = 1
 
 _KINDS = {
-    kind.kind: kind
-    for kind in (
-        PartitionedLinear, MaskedLinear, DropConnectLinear, PartitionedConv2d, MaskedConv2d,
-    )
-}  # fmt: skip
+    layer.kind
+    for layer in (PartitionedLinear, MaskedLinear, DropConnectLinear, PartitionedConv2d, MaskedConv2d)
+}
 
 
 def pairs_in(model: nn.Module) -> list[Pair] | None:
@@ -73,6 +71,11 @@ def pairs_in(model: nn.Module) -> list[Pair] | None:
         left -= {*pair.firsts, name}
         pairs.append(pair)
     return None if left else pairs
+
+
+def is_expanded(model: nn.Module) -> bool:
+    """Return whether a model has an expanded layer."""
+    return any(isinstance(module, SparseLayer) for module in model.modules())
 
 
 def _described(pair: Pair) -> dict[str, Any]:
@@ -122,8 +125,7 @@ def recipe_of(model: nn.Module) -> dict[str, Any]:
 def note(model: nn.Module) -> None:
     """Write a transformers model's recipe into its config, where ``from_pretrained`` finds it.
 
-    It sits where a quantizer's settings would; the entry of a real quantizer is left alone. The
-    config of a model without expanded layers loses the recipe of an earlier call.
+    It sits where a quantizer's settings would; the entry of a real quantizer is left alone.
     """
     config = config_of(model)
     if config is None or not hasattr(model, "save_pretrained"):
@@ -207,8 +209,7 @@ class _Growth:
 
 
 def _entry(layer: SparseLayer) -> dict[str, Any]:
-    sizes = {"inputs": layer.inputs, "outputs": layer.outputs}
-    entry: dict[str, Any] = {"kind": layer.kind, **sizes}
+    entry: dict[str, Any] = {"kind": layer.kind, "inputs": layer.inputs, "outputs": layer.outputs}
     if (alpha := getattr(layer, "alpha", None)) is not None:
         entry["alpha"] = alpha
     if isinstance(layer, SparseLinear) and layer.transposed:
@@ -224,13 +225,10 @@ def _table(recipe: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:
-    try:
-        found = model.get_submodule(name) if name else None
-    except AttributeError:
-        found = None
-    if found is None:
-        raise FileError(f"the recipe expands {name!r}, which the model does not have")
-    return found
+    with suppress(AttributeError):
+        if name:
+            return model.get_submodule(name)
+    raise FileError(f"the recipe expands {name!r}, which the model does not have")
 
 
 def _check(name: str, entry: Any, old: nn.Module) -> _Growth:
@@ -244,13 +242,12 @@ def _check(name: str, entry: Any, old: nn.Module) -> _Growth:
     wanted = _whole(name, entry, "inputs"), _whole(name, entry, "outputs")
     if "alpha" in entry:
         alpha, copies = _whole(name, entry, "alpha"), 1
-        narrow = wanted[0], wanted[1] // alpha
-        fits = mine in (narrow, wanted) and wanted[1] % alpha == 0 and alpha <= wanted[0]
+        fits = mine in ((wanted[0], wanted[1] // alpha), wanted) and wanted[1] % alpha == 0
     else:
         alpha, copies = wanted[1] // mine[1], wanted[0] // mine[0]
-        whole = (copies * mine[0], alpha * mine[1]) == wanted
-        fits = whole and 1 in (alpha, copies) and alpha * copies > 0 and alpha <= wanted[0]
-    if not fits or (isinstance(old, SparseLayer) and mine != wanted):
+        fits = (copies * mine[0], alpha * mine[1]) == wanted
+        fits = fits and 1 in (alpha, copies) and alpha * copies > 0
+    if not fits or alpha > wanted[0] or (isinstance(old, SparseLayer) and mine != wanted):
         raise FileError(f"{name!r} maps {mine} features in the model and {wanted} in the recipe")
     return _Growth(mine, wanted, alpha, copies)
 
@@ -268,14 +265,7 @@ def _check_copies(grown: Mapping[str, _Growth]) -> None:
 def _check_pairs(
     pairs: Sequence[Pair], grown: Mapping[str, _Growth], norms: Mapping[str, int], model: nn.Module
 ) -> None:
-    """Refuse layers that do not fit each other or do not grow alike, and those in no pair or two.
-
-    Args:
-        pairs: the names.
-        grown: what each expanded layer maps in the model, and in the recipe.
-        norms: the width of each widened norm or slope in the recipe.
-        model: the model to be rebuilt.
-    """
+    """Refuse layers that do not fit each other or do not grow alike, and those in no pair or two."""
     for pair in pairs:
         for name in (*pair.firsts, pair.second):
             if name not in grown:
@@ -326,13 +316,13 @@ def _sizes(name: str, entry: Mapping[str, Any], old: nn.Module) -> tuple[int, in
 
 def _check_norm(name: str, module: nn.Module, width: Any, alphas: set[int]) -> int:
     mine = width_of(module)
-    wide = set() if mine is None else {mine, *(mine * alpha for alpha in alphas)}
-    if type(width) is not int or width not in wide:
+    fits = mine is not None and type(width) is int and width in {mine * a for a in (1, *alphas)}
+    if not fits:
         raise FileError(
             f"{name!r} ({type(module).__name__}) is {mine} wide in the model and {width!r} in "
             "the recipe"
         )
-    return width
+    return int(width)
 
 
 def _empty(entry: Mapping[str, Any], old: nn.Module) -> SparseLayer:
@@ -373,8 +363,7 @@ def widen_config(model: nn.Module, widths: set[int], alpha: int) -> None:
 
     The proof is a model built from the changed config on the meta device: it must have the shapes
     of the expanded one written out. As few widths change as that takes; any doubt leaves the
-    config alone. Copies of it that parts of the model hold are changed alike, and so is what a
-    model around this one sees, if it shares the config.
+    config alone. Copies of it that parts of the model hold are changed alike.
     """
     config = config_of(model)
     if config is None or alpha == 1:
@@ -400,11 +389,7 @@ def _configs_inside(model: nn.Module, config: Any) -> list[Any]:
         own = config_of(part)
         if own is not config and type(own) is type(config):
             held.setdefault(id(own), (own, part))  # the outermost part comes first
-    return [
-        own
-        for own, part in held.values()
-        if any(isinstance(module, SparseLayer) for module in part.modules())
-    ]
+    return [own for own, part in held.values() if is_expanded(part)]
 
 
 def _dense_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

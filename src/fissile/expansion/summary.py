@@ -49,7 +49,7 @@ def summary(
 def _alone(model: nn.Module) -> list[str]:
     counts = nonzeros(model)
     mine = _by_layer(counts)
-    rows = [_row(name, module, mine[name]) for name, module in _layers(model)]
+    rows = [_row(name, module, *mine[name]) for name, module in _layers(model)]
     total = f"{counts.weights:,} non-zero weights, {counts.all:,} non-zero parameters in all"
     return [*aligned([_HEADER, *rows], right=range(3, 6)), total]
 
@@ -61,12 +61,11 @@ def _both(before: nn.Module, after: nn.Module) -> list[str]:
     counts = nonzeros(before), nonzeros(after)
     was, now = (_by_layer(count) for count in counts)
     rows = [_row_of_both(name, olds[name], news[name], was[name], now[name]) for name in olds]
-    rest = 0
+    shown = rows
     if len(rows) > _ROWS:
-        changed = [row for row in rows if any("→" in cell for cell in row[3:]) or row[1] != row[2]]
-        rest, rows = len(rows) - len(changed), changed
-    lines = aligned([_BESIDE, *rows], right=range(3, 5))
-    if rest:
+        shown = [row for row in rows if any("→" in cell for cell in row[3:]) or row[1] != row[2]]
+    lines = aligned([_BESIDE, *shown], right=range(3, 5))
+    if rest := len(rows) - len(shown):
         lines.append(f"and {rest} layers that are as they were")
     weights = " → ".join(f"{count.weights:,}" for count in counts)
     everything = " → ".join(f"{count.all:,}" for count in counts)
@@ -92,8 +91,7 @@ def _by_layer(counts: NonZeros) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _row(name: str, module: nn.Module, counts: tuple[int, int]) -> tuple[str, ...]:
-    weights, other = counts
+def _row(name: str, module: nn.Module, weights: int, other: int) -> tuple[str, ...]:
     kind, shape, slots = _describe(module)
     density = f"{weights / slots:.1%}" if slots else ""
     return name, kind, shape, f"{weights:,}" if slots else "", density, f"{other:,}"
@@ -127,11 +125,9 @@ def _describe(module: nn.Module) -> tuple[str, str, int]:
     if isinstance(module, nn.Linear):
         return kind or "dense", f"{module.in_features} → {module.out_features}", slots
     if isinstance(module, nn.Conv2d):
-        shape = f"{module.in_channels} → {module.out_channels}{_kernel(module)}"
-        return kind, shape, slots
+        return kind, f"{module.in_channels} → {module.out_channels}{_kernel(module)}", slots
     if is_transposed(module):
-        weight = module.get_parameter("weight")
-        return kind, f"{weight.shape[0]} → {weight.shape[1]}", slots
+        return kind, "{} → {}".format(*module.get_parameter("weight").shape), slots
     return kind, "", slots
 
 
