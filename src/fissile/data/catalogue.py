@@ -1,9 +1,4 @@
-"""Finding and loading the data sets fissile knows.
-
->>> data = load("fashionmnist")
->>> data.x.shape, data.classes
-((60000, 28, 28), 10)
-"""
+"""Finding and loading the data sets fissile knows."""
 
 from __future__ import annotations
 
@@ -16,18 +11,14 @@ from fissile.data.entries import ENTRIES, Entry
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
 
-__all__ = ["ENTRIES", "Found", "entry", "find", "load", "load_texts", "places"]
+__all__ = ["ENTRIES", "entry", "find", "load", "load_texts", "places"]
 
 SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of data sets put them
 
 
 @dataclass(frozen=True)
 class Found:
-    """A data set and where it lies; nowhere if it is made from a seed.
-
-    >>> find("fashionmnist").path
-    PosixPath('/usr/share/datasets/fashion-mnist')
-    """
+    """A data set and where it lies; nowhere if it is made from a seed."""
 
     entry: Entry
     path: Path | None
@@ -56,11 +47,7 @@ def places(data: Path | None = None) -> list[Path]:
 
 
 def entry(name: str) -> Entry:
-    """Return what is known of a data set.
-
-    >>> entry("fashionmnist").train
-    60000
-    """
+    """Return what is known of a data set."""
     if name not in ENTRIES:
         raise FissileError(f"there is no data set {name!r}; give one of: {', '.join(ENTRIES)}")
     return ENTRIES[name]
@@ -69,16 +56,14 @@ def entry(name: str) -> Entry:
 def find(name: str, data: Path | None = None) -> Found | None:
     """Return a data set and where it lies, without opening it, or None.
 
-    >>> find("imagenet1k-clip", Path("my-data"))
+    >>> find("fashionmnist").path
+    PosixPath('/usr/share/datasets/fashion-mnist')
     """
     known = entry(name)
     if known.make is not None:
         return Found(known, None)
-    for place in places(data):
-        for layout in known.files:
-            if (path := layout.find(place)) is not None:
-                return Found(known, path)
-    return None
+    paths = (layout.find(place) for place in places(data) for layout in known.files)
+    return next((Found(known, path) for path in paths if path is not None), None)
 
 
 def load(name: str, data: Path | None = None) -> Labelled:

@@ -1,8 +1,4 @@
-"""Looking a data set over: its files, their checksums, its samples, classes and labels.
-
->>> check("fashionmnist").problems
-()
-"""
+"""Looking a data set over: its files, their checksums, its samples, classes and labels."""
 
 from __future__ import annotations
 
@@ -21,11 +17,7 @@ from fissile.data.text import Texts
 
 @dataclass(frozen=True)
 class Report:
-    """What a data set was found to be; `problems` is empty if all is well.
-
-    >>> check("generated").facts
-    ('2,000 training and 500 test samples', '20 classes, 100 training samples each', ...)
-    """
+    """What a data set was found to be; `problems` is empty if all is well."""
 
     name: str
     path: Path | None

@@ -1,8 +1,4 @@
-"""CIFAR-100 as its authors pack it, or as Parquet tables of small image files; its superclasses.
-
->>> read_cifar(Path("cifar-100-python.tar.gz")).x.shape
-(50000, 32, 32, 3)
-"""
+"""CIFAR-100 as its authors pack it, or as Parquet tables of small image files; its superclasses."""
 
 from __future__ import annotations
 
@@ -71,16 +67,13 @@ def read_cifar(path: Path, *, coarse: bool = False) -> Labelled:
         with reading(path):
             return _from_tables(path, column)
     with reading(path):
-        parts = _unpacked(path) if path.is_dir() else _packed(path)
-        return _from_pickles(parts, column)
+        if not path.is_dir():
+            return _from_pickles(_packed(path), column)
+        return _from_pickles({name: read_bounded(path / name, _MOST) for name in _PARTS}, column)
 
 
 def coarsened(fine: Labelled) -> Labelled:
-    """Return the same samples in the 20 superclasses instead of the 100 classes.
-
-    >>> coarsened(read_features("cifar100-clip-vit-b-16.npz")).classes
-    20
-    """
+    """Return the same samples in the 20 superclasses instead of the 100 classes."""
     # Some of the classes are numbered anew: their superclasses would be those of others.
     if fine.classes != len(COARSE):
         raise FissileError(
@@ -89,10 +82,6 @@ def coarsened(fine: Labelled) -> Labelled:
         )
     coarse = np.array(COARSE)
     return replace(fine, y=coarse[fine.y], y_test=coarse[fine.y_test], names=SUPERCLASSES)
-
-
-def _unpacked(folder: Path) -> dict[str, bytes]:
-    return {part: read_bounded(folder / part, _MOST) for part in _PARTS}
 
 
 def _packed(path: Path) -> dict[str, bytes]:
@@ -219,8 +208,7 @@ def _decoded(file: Any) -> NDArray[np.uint8]:
 
 def _names(path: Path, column: str) -> tuple[str, ...]:
     """Return the names in ``names.json`` beside the tables, if it is there."""
-    file = path / "names.json"
-    if not file.is_file():
+    if not (file := path / "names.json").is_file():
         return ()
     table = json.loads(read_bounded(file, 2**20))
     names = table.get(column) if isinstance(table, dict) else None

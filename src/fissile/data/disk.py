@@ -19,9 +19,6 @@ _PATH = 4096
 def most_unpacked(size: int) -> int:
     """Return how many bytes a packed file of that size may stand for, in memory.
 
-    >>> most_unpacked(1_000_000)
-    116777216
-
     Equal numbers cost next to nothing in a packed file, and features are not equal.
     """
     return int(min(IN_MEMORY, 2**24 + 100 * size))
@@ -29,13 +26,7 @@ def most_unpacked(size: int) -> int:
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn every error that a torn, foreign or hostile file causes into one that names it.
-
-    >>> with reading("torn.npz"):
-    ...     raise EOFError("no data left")
-    Traceback (most recent call last):
-    fissile._common.errors.FileError: torn.npz: damaged or not what it claims to be: ...
-    """
+    """Turn every error that a torn, foreign or hostile file causes into one that names it."""
     shown = printable(str(path), _PATH)
     try:
         yield
@@ -56,11 +47,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, busy: str) -> Iterator[None]:
-    """Keep other processes out with a lock file, or raise an error with the message `busy`.
-
-    >>> with locked(Path("features.npz.lock"), "another process makes features.npz; wait for it"):
-    ...     write()
-    """
+    """Keep other processes out with a lock file, or raise an error with the message `busy`."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, timeout=0)
@@ -82,11 +69,7 @@ def locked(path: Path, busy: str) -> Iterator[None]:
 
 @contextmanager
 def replacing_folder(path: Path, known: frozenset[str]) -> Iterator[Path]:
-    """Make a folder that replaces `path` at the end; one with other than `known` files is kept.
-
-    >>> with replacing_folder(Path("features"), frozenset({"x.npy"})) as beside:
-    ...     np.save(beside / "x.npy", x)
-    """
+    """Make a folder that replaces `path` at the end; one with other than `known` files is kept."""
     if path.is_dir() and (foreign := {p.name for p in path.iterdir()} - known):
         raise FileError(f"{path} holds {min(foreign)!r}, which is not ours; give another folder")
     beside, old = (

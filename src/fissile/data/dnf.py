@@ -15,6 +15,7 @@ from fissile._common.shapes import Bool, Float, Int, brief
 
 Negatives = Literal["literal", "clause", "flip"]
 Others = Literal["matched", "arbitrary"]
+_Whole = NDArray[np.int64]
 _False = tuple[Negatives, Others]  # how the two kinds of false rows are made
 
 _POSITIVE, _NEAR, _UNIFORM = 0, 1, 2  # kinds of row; a near miss starts as a positive
@@ -51,11 +52,7 @@ class Formula:
         return torch.arange(self.literals) // self.size
 
     def satisfied(self, bits: Bool[Tensor, "*batch literals"]) -> Bool[Tensor, "*batch clauses"]:
-        """Return which clauses have all their literals on; the formula is true where any has.
-
-        >>> Formula(clauses=1, size=2).satisfied(torch.tensor([True, True]))
-        tensor([True])
-        """
+        """Return which clauses have all their literals on; the formula is true where any has."""
         if bits.dtype != torch.bool or bits.shape[-1:] != (self.literals,):
             raise FissileError(
                 f"bits are {bits.dtype} of shape {tuple(bits.shape)}; "
@@ -129,13 +126,10 @@ def dnf_task(
     >>> train.x.shape, test.x.shape
     (torch.Size([100, 32]), torch.Size([20, 32]))
     """
-    formula = Formula(clauses, size)
+    formula, false = Formula(clauses, size), (negatives, others)
     _check(negatives, others, seed, train=train, test=test)
-    for_train, for_test = np.random.SeedSequence(seed).spawn(2)
-    return (
-        _samples(formula, train, (negatives, others), jitter, for_train),
-        _samples(formula, test, (negatives, others), jitter, for_test),
-    )
+    one, two = np.random.SeedSequence(seed).spawn(2)
+    return _samples(formula, train, false, jitter, one), _samples(formula, test, false, jitter, two)
 
 
 def _samples(
@@ -153,7 +147,7 @@ def _samples(
     return Samples(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(bits))
 
 
-def _kinds(samples: int) -> NDArray[np.int64]:
+def _kinds(samples: int) -> _Whole:
     """Return the kind of each row: half positive, the negatives in two parts of equal size."""
     positive = samples // 2
     near = (samples - positive) // 2
@@ -161,7 +155,7 @@ def _kinds(samples: int) -> NDArray[np.int64]:
 
 
 def _bits(
-    rng: np.random.Generator, formula: Formula, kinds: NDArray[np.int64], false: _False
+    rng: np.random.Generator, formula: Formula, kinds: _Whole, false: _False
 ) -> NDArray[np.bool_]:
     """Draw a row for each kind, again for as long as the formula disagrees with it."""
     least, spread = formula.literals // 4, formula.literals // 8
@@ -183,11 +177,7 @@ def _bits(
 
 
 def _draw(
-    rng: np.random.Generator,
-    formula: Formula,
-    kinds: NDArray[np.int64],
-    ones: NDArray[np.int64],
-    false: _False,
+    rng: np.random.Generator, formula: Formula, kinds: _Whole, ones: _Whole, false: _False
 ) -> NDArray[np.bool_]:
     """Draw each row once."""
     negatives, others = false
@@ -208,7 +198,7 @@ def _draw(
 
 
 def _choose(
-    rng: np.random.Generator, allowed: NDArray[np.bool_], counts: NDArray[np.int64]
+    rng: np.random.Generator, allowed: NDArray[np.bool_], counts: _Whole
 ) -> NDArray[np.bool_]:
     """Switch on exactly `counts` of each row's allowed literals, every choice equally likely."""
     chosen = np.zeros_like(allowed)

@@ -1,13 +1,10 @@
-"""Every data set that fissile knows: what it is, on which terms, where it lies, how to get it.
-
->>> ENTRIES["fashionmnist"].terms
-'MIT'
-"""
+"""Every data set that fissile knows: what it is, on which terms, where it lies, how to get it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,11 +19,7 @@ from fissile.data.text import Texts, read_banking, read_clinc
 
 @dataclass(frozen=True)
 class Layout:
-    """A file, or a folder with certain files, that a data set may lie in.
-
-    >>> Layout("cifar100", ("train-*.parquet", "test-*.parquet")).find(Path("my-data"))
-    PosixPath('my-data/cifar100')
-    """
+    """A file, or a folder with certain files, that a data set may lie in."""
 
     path: str
     inside: tuple[str, ...] = ()  # patterns; one that ends in [.gz] is of files packed or not
@@ -55,11 +48,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Remote:
-    """A file that can be downloaded, and its checksum.
-
-    >>> Remote("https://example.org/train.csv", "train.csv", "9e107d9d37...", 839_073).size
-    839073
-    """
+    """A file that can be downloaded, and its checksum."""
 
     url: str
     to: str  # relative to the data folder
@@ -105,10 +94,23 @@ def _read_coarse(path: Path) -> Labelled:
         return coarsened(fine)
 
 
+def _made(
+    name: str, about: str, terms: str, classes: int, train: int | None, test: int, encoder: str,
+    stem: str, get: str, *, width: int = 512, read: Callable[[Path], Labelled] = read_features,
+) -> Entry:  # fmt: skip
+    """Return an entry for features that a frozen encoder makes."""
+    layouts = _features(stem)
+    return Entry(
+        name, about, terms, "features", (width,), classes, train, test, encoder, layouts, get,
+        read=read,
+    )  # fmt: skip
+
+
 _CLIP = "CLIP ViT-B/16"
 _EMBED = "fissile embed {} --encoder open_clip:ViT-B-16/openai"
 _LITE = "EfficientNet-Lite2 (ImageNet-supervised, PCA 512), not CLIP"
 _EMBED_LITE = "fissile embed cifar100 --encoder efficientnet_lite:2 --pca 512"
+_MINILM = "all-MiniLM-L6-v2, not CLIP"
 _CITE = "cite Krizhevsky 2009; not for redistribution"
 _IMAGENET = "ImageNet's terms: registered, non-commercial research"
 _CLOTHES = (
@@ -120,19 +122,19 @@ _FASHION_FILES = (
     ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880), ("25c81989df183df01b3e8a0aad5dffbe", 29_515),
     ("bef4ecab320f06d8554ea6380940ec79", 4_422_102), ("bb300cfdad3c16e7a12a480ee83cd310", 5_148),
 )  # fmt: skip
+_CIFAR = (
+    ("cifar100", "photographs of 100 kinds of things, 32 x 32", 100),
+    ("cifar100-coarse", "the images of cifar100 in their 20 superclasses", 20),
+)
 _CIFAR_FILES = (
     Layout("cifar100", ("train-*.parquet", "test-*.parquet")),
     Layout("cifar-100-python", ("train", "test", "meta")),
     Layout("cifar-100-python.tar.gz"),
 )
-_CIFAR_URLS = (
-    Remote(
-        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        "cifar-100-python.tar.gz",
-        "eb9058c3a382ffc7106e4002c42a8d85",
-        169_001_437,
-    ),
-)
+_CIFAR_ARCHIVE = Remote(
+    "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "cifar-100-python.tar.gz",
+    "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437,
+)  # fmt: skip
 # Their sources publish no checksums: these are of the files at the revision in the address.
 _CLINC = (
     "https://raw.githubusercontent.com/clinc/oos-eval/828f8093932c8fe6ca7936c3d2e52903b1c523de/"
@@ -166,54 +168,45 @@ _ALL = [
         read=lambda path: read_idx_folder(path, _CLOTHES, most=2**26),
         fingerprint="ad7b16dc82fbed35",
     ),
-    Entry(
-        "cifar100", "photographs of 100 kinds of things, 32 x 32", _CITE, "images",
-        (32, 32, 3), 100, 50_000, 10_000, files=_CIFAR_FILES, urls=_CIFAR_URLS,
-        get="fissile data get cifar100 (https://www.cs.toronto.edu/~kriz/cifar.html)",
-        read=read_cifar,
+    *(
+        Entry(
+            name, about, _CITE, "images", (32, 32, 3), classes, 50_000, 10_000,
+            files=_CIFAR_FILES, urls=(_CIFAR_ARCHIVE,),
+            read=partial(read_cifar, coarse=classes == 20),
+            get=f"fissile data get {name} (https://www.cs.toronto.edu/~kriz/cifar.html)",
+        )
+        for name, about, classes in _CIFAR
     ),
-    Entry(
-        "cifar100-coarse", "the images of cifar100 in their 20 superclasses", _CITE, "images",
-        (32, 32, 3), 20, 50_000, 10_000, files=_CIFAR_FILES, urls=_CIFAR_URLS,
-        get="fissile data get cifar100-coarse (https://www.cs.toronto.edu/~kriz/cifar.html)",
-        read=lambda path: read_cifar(path, coarse=True),
+    _made(
+        "cifar100-clip", "CLIP features of cifar100, as in the paper", _CITE, 100, 50_000, 10_000,
+        _CLIP, "cifar100-clip-vit-b-16", _EMBED.format("cifar100"),
     ),
-    Entry(
-        "cifar100-clip", "CLIP features of cifar100, as in the paper", _CITE, "features",
-        (512,), 100, 50_000, 10_000, _CLIP, _features("cifar100-clip-vit-b-16"),
-        get=_EMBED.format("cifar100"), read=read_features,
+    _made(
+        "cifar100-coarse-clip", "CLIP features of cifar100 in its 20 superclasses", _CITE, 20,
+        50_000, 10_000, _CLIP, "cifar100-clip-vit-b-16", _EMBED.format("cifar100"),
+        read=_read_coarse,
     ),
-    Entry(
-        "cifar100-coarse-clip", "CLIP features of cifar100 in its 20 superclasses", _CITE,
-        "features", (512,), 20, 50_000, 10_000, _CLIP, _features("cifar100-clip-vit-b-16"),
-        get=_EMBED.format("cifar100"), read=_read_coarse,
+    _made(
+        "cifar100-efficientnet-lite2", "features of cifar100, not CLIP's", _CITE, 100, 50_000,
+        10_000, _LITE, "cifar100-efficientnet-lite2-512", _EMBED_LITE,
     ),
-    Entry(
-        "cifar100-efficientnet-lite2", "features of cifar100, not CLIP's", _CITE, "features",
-        (512,), 100, 50_000, 10_000, _LITE, _features("cifar100-efficientnet-lite2-512"),
-        get=_EMBED_LITE, read=read_features,
-    ),
-    Entry(
+    _made(
         "cifar100-coarse-efficientnet-lite2",
-        "features of cifar100 in its 20 superclasses, not CLIP's", _CITE, "features",
-        (512,), 20, 50_000, 10_000, _LITE, _features("cifar100-efficientnet-lite2-512"),
-        get=_EMBED_LITE, read=_read_coarse,
+        "features of cifar100 in its 20 superclasses, not CLIP's", _CITE, 20, 50_000, 10_000,
+        _LITE, "cifar100-efficientnet-lite2-512", _EMBED_LITE, read=_read_coarse,
     ),
-    Entry(
-        "imagenet100-clip", "CLIP features of 100 random classes of ImageNet", _IMAGENET,
-        "features", (512,), 100, None, 5_000, _CLIP, _features("imagenet100-clip-vit-b-16"),
-        get="put train/CLASS and val/CLASS of 100 classes into a folder "
+    _made(
+        "imagenet100-clip", "CLIP features of 100 random classes of ImageNet", _IMAGENET, 100,
+        None, 5_000, _CLIP, "imagenet100-clip-vit-b-16",
+        "put train/CLASS and val/CLASS of 100 classes into a folder "
         "(https://image-net.org/download.php) and run: "
         + _EMBED.format("PATH/TO/imagenet100") + " --to DATA/imagenet100-clip-vit-b-16.safetensors",
-        read=read_features,
     ),
-    Entry(
-        "imagenet1k-clip", "CLIP features of ImageNet", _IMAGENET, "features",
-        (512,), 1000, 1_281_167, 50_000, _CLIP, _features("imagenet1k-clip-vit-b-16"),
-        get="get ImageNet as train/CLASS and val/CLASS (https://image-net.org/download.php) "
-        "and run: " + _EMBED.format("PATH/TO/imagenet")
-        + " --to DATA/imagenet1k-clip-vit-b-16.safetensors",
-        read=read_features,
+    _made(
+        "imagenet1k-clip", "CLIP features of ImageNet", _IMAGENET, 1000, 1_281_167, 50_000, _CLIP,
+        "imagenet1k-clip-vit-b-16",
+        "get ImageNet as train/CLASS and val/CLASS (https://image-net.org/download.php) and run: "
+        + _EMBED.format("PATH/TO/imagenet") + " --to DATA/imagenet1k-clip-vit-b-16.safetensors",
     ),
     Entry(
         "clinc150", "short requests and their 150 intents", "CC BY 3.0", "text",
@@ -232,17 +225,14 @@ _ALL = [
         ),
         read_texts=read_banking,
     ),
-    Entry(
-        "clinc150-minilm", "MiniLM features of clinc150, not CLIP's", "CC BY 3.0", "features",
-        (384,), 150, 15_000, 4_500, "all-MiniLM-L6-v2, not CLIP",
-        _features("clinc150-minilm-384"), read=read_features,
-        get="fissile embed clinc150 --encoder minilm",
+    _made(
+        "clinc150-minilm", "MiniLM features of clinc150, not CLIP's", "CC BY 3.0", 150, 15_000,
+        4_500, _MINILM, "clinc150-minilm-384", "fissile embed clinc150 --encoder minilm", width=384,
     ),
-    Entry(
-        "banking77-minilm", "MiniLM features of banking77, not CLIP's", "CC BY 4.0", "features",
-        (384,), 77, 10_003, 3_080, "all-MiniLM-L6-v2, not CLIP",
-        _features("banking77-minilm-384"), read=read_features,
-        get="fissile embed banking77 --encoder minilm",
+    _made(
+        "banking77-minilm", "MiniLM features of banking77, not CLIP's", "CC BY 4.0", 77, 10_003,
+        3_080, _MINILM, "banking77-minilm-384", "fissile embed banking77 --encoder minilm",
+        width=384,
     ),
     Entry(
         "generated", "features around random class means", "made from a seed", "generated",

@@ -1,8 +1,4 @@
-"""Features in a file: ``.npz``, ``.safetensors``, ``.parquet``, or a folder of arrays.
-
->>> data = read_features("cifar100-clip-vit-b-16.npz")
->>> write_features("cifar100-clip-vit-b-16.safetensors", data)
-"""
+"""Features in a file: ``.npz``, ``.safetensors``, ``.parquet``, or a folder of arrays."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Data sets made from a seed: always there, whatever was downloaded.
-
->>> features().x.shape
-(2000, 64)
-"""
+"""Data sets made from a seed: always there, whatever was downloaded."""
 
 from __future__ import annotations
 

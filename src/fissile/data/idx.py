@@ -1,8 +1,4 @@
-"""IDX files, plain or gzipped, as MNIST and its relatives come.
-
->>> read_idx("train-images-idx3-ubyte.gz").shape
-(60000, 28, 28)
-"""
+"""IDX files, plain or gzipped, as MNIST and its relatives come."""
 
 from __future__ import annotations
 
@@ -32,11 +28,7 @@ _PIECE = 2**20
 
 
 def read_idx(path: str | os.PathLike[str], most: int = _MOST) -> NDArray[np.uint8]:
-    """Read the bytes of an IDX file, after checking that it claims no more than there can be.
-
-    >>> read_idx("t10k-labels-idx1-ubyte.gz")[:3]
-    array([9, 2, 1], dtype=uint8)
-    """
+    """Read the bytes of an IDX file, after checking that it claims no more than there can be."""
     with reading(path), open_regular(path) as raw:
         packed, size = raw.read(2) == b"\x1f\x8b", os.fstat(raw.fileno()).st_size
         raw.seek(0)

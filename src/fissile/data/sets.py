@@ -1,8 +1,4 @@
-"""A training and a test set as arrays, whatever file they came from.
-
->>> data = Labelled(x, y, x_test, y_test)
->>> small = data.some_classes(40).held_out(0.1)  # a tenth of the training set to test on
-"""
+"""A training and a test set as arrays, whatever file they came from."""
 
 from __future__ import annotations
 
@@ -55,12 +51,12 @@ class Labelled:
         object.__setattr__(self, "names", tuple(self.names))
         for x, labels in (("x", "y"), ("x_test", "y_test")):
             _check_inputs(x, getattr(self, x))
-            y = _labels(labels, getattr(self, labels))
+            y, samples = _labels(labels, getattr(self, labels)), len(getattr(self, x))
             object.__setattr__(self, labels, y)
-            if len(getattr(self, x)) != len(y):
+            if samples != len(y):
                 raise FissileError(
-                    f"{x} has {len(getattr(self, x)):,} samples and {labels} has {len(y):,} "
-                    "labels; give one label per sample"
+                    f"{x} has {samples:,} samples and {labels} has {len(y):,} labels; give one "
+                    "label per sample"
                 )
         if self.x.shape[1:] != self.x_test.shape[1:] or self.x.dtype != self.x_test.dtype:
             kinds = [f"{x.dtype} of shape {x.shape[1:]}" for x in (self.x, self.x_test)]
@@ -176,22 +172,14 @@ class Labelled:
 
 
 def chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield an array in pieces of some megabytes, so that a mapped one need not fit in memory.
-
-    >>> all(np.isfinite(part).all() for part in chunks(x))
-    True
-    """
+    """Yield an array in pieces of some megabytes, so that a mapped one need not fit in memory."""
     rows = max(1, _CHUNK // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
         yield array[start : start + rows]
 
 
 def mean_length(x: NDArray[Any]) -> float:
-    """Return the mean length of the rows.
-
-    >>> mean_length(np.array([[3.0, 4.0], [0.0, 1.0]]))
-    3.0
-    """
+    """Return the mean length of the rows."""
     return float(sum(_lengths(part).sum(dtype=np.float64) for part in chunks(x)) / len(x))
 
 

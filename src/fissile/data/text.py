@@ -1,9 +1,4 @@
-"""Short texts and their intents: CLINC150 and Banking77, to be embedded by an encoder.
-
->>> texts = read_clinc(Path("clinc150"))
->>> texts.train[0], texts.names[texts.y[0]]
-('what expression would i use to say i love you if i were an italian', 'translate')
-"""
+"""Short texts and their intents: CLINC150 and Banking77, to be embedded by an encoder."""
 
 from __future__ import annotations
 

@@ -47,10 +47,8 @@ METHOD = "fissile"
 #: Of recipes in files and configs.
 VERSION = 1
 
-_KINDS = {
-    layer.kind
-    for layer in (PartitionedLinear, MaskedLinear, DropConnectLinear, PartitionedConv2d, MaskedConv2d)
-}
+_LAYERS = PartitionedLinear, MaskedLinear, DropConnectLinear, PartitionedConv2d, MaskedConv2d
+_KINDS = {layer.kind for layer in _LAYERS}
 
 
 def pairs_in(model: nn.Module) -> list[Pair] | None:
@@ -265,7 +263,7 @@ def _check_copies(grown: Mapping[str, _Growth]) -> None:
 def _check_pairs(
     pairs: Sequence[Pair], grown: Mapping[str, _Growth], norms: Mapping[str, int], model: nn.Module
 ) -> None:
-    """Refuse layers that do not fit each other or do not grow alike, and those in no pair or two."""
+    """Refuse layers that do not fit each other or grow otherwise, and those in no pair or two."""
     for pair in pairs:
         for name in (*pair.firsts, pair.second):
             if name not in grown:

@@ -7,7 +7,7 @@ import pytest
 from labelled import cifar_tables, feature_table, features, images
 
 from fissile import FileError
-from fissile.data.footer import _value, claims
+from fissile.data.tables import _value, claims
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

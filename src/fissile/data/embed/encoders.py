@@ -1,8 +1,4 @@
-"""An encoder from a short text: open_clip, timm, EfficientNet-Lite, sentences, your own module.
-
->>> encoder("open_clip:ViT-B-16/openai", device="cuda").width
-512
-"""
+"""An encoder from a short text: open_clip, timm, EfficientNet-Lite, sentences, your own module."""
 
 from __future__ import annotations
 
@@ -37,14 +33,10 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def encoder(spec: str, device: torch.device | str = "cpu") -> Encoder:
-    """Return a frozen encoder; it computes in mixed precision on a GPU and in floats elsewhere.
+    """Return a frozen encoder; the examples of ``spec`` are in ``EXAMPLES``.
 
     >>> encoder("open_clip:ViT-B-16/openai", device="cuda").width
     512
-
-    Args:
-        spec: which one; the examples are in ``EXAMPLES``.
-        device: where it runs.
     """
     needs("PIL", "data")
     family, _, rest = spec.partition(":")
@@ -55,11 +47,7 @@ def encoder(spec: str, device: torch.device | str = "cpu") -> Encoder:
 
 
 def square(size: int) -> Callable[[Image], Tensor]:
-    """Return a function from an image to its centre square, (3, size, size) bytes.
-
-    >>> square(224)(Image.new("RGB", (640, 480))).shape
-    torch.Size([3, 224, 224])
-    """
+    """Return a function from an image to its centre square, (3, size, size) bytes."""
 
     def prepare(image: Image) -> Tensor:
         from PIL import Image, ImageOps
@@ -118,14 +106,13 @@ def _timm(rest: str, device: torch.device | str) -> Encoder:
     """Return a model of timm without its head: NAME, or NAME@FILE with the weights."""
     library = _package("timm", "timm")
     data = importlib.import_module("timm.data")
-    name, _, weights = rest.partition("@")
-    model = library.create_model(name, pretrained=not weights, num_classes=0)
-    label = name
+    label, _, weights = rest.partition("@")
+    model = library.create_model(label, pretrained=not weights, num_classes=0)
     if weights:
         # The head is left out, so its weights have no place.
         head = model.pretrained_cfg.get("classifier") or ()
         _fill(model, _weights(weights), spare=(head,) if isinstance(head, str) else tuple(head))
-        label = f"{name}@{_label(weights)}"
+        label += f"@{_label(weights)}"
     prepare = data.create_transform(**data.resolve_model_data_config(model), is_training=False)
     return ImageEncoder(f"timm:{label}", model, prepare, device=device)
 
@@ -162,8 +149,7 @@ def _module(rest: str, device: torch.device | str) -> Encoder:
         raise FissileError(
             f"module:{rest} cannot be imported: {error}; give module:PACKAGE.MODULE:FACTORY"
         ) from None
-    module = make()
-    if not isinstance(module, nn.Module):
+    if not isinstance(module := make(), nn.Module):
         kind = type(module).__name__
         raise FissileError(f"{rest} returned a {kind}; it must return an nn.Module")
     prepare: Callable[[Any], Tensor] | None = getattr(module, "preprocess", None)

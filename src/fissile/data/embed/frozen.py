@@ -117,11 +117,7 @@ class ImageEncoder(_Frozen):
 
 
 class TextEncoder(_Frozen):
-    """A model of sentence-transformers, frozen, as an encoder of texts.
-
-    >>> TextEncoder("minilm", SentenceTransformer(path)).encode(["how much is it?"]).shape
-    torch.Size([1, 384])
-    """
+    """A model of sentence-transformers, frozen, as an encoder of texts."""
 
     kind = "text"
 
@@ -144,11 +140,7 @@ class TextEncoder(_Frozen):
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Return a short text that other weights would change.
-
-    >>> fingerprint(nn.Linear(2, 2)) == fingerprint(nn.Linear(2, 2))
-    False
-    """
+    """Return a short text that other weights would change."""
     digest = hashlib.blake2b(digest_size=8)
     for name, value in module.state_dict().items():
         if isinstance(value, Tensor):
@@ -180,13 +172,7 @@ def _rounded(features: Tensor) -> str:
 
 @contextmanager
 def foreign(what: str) -> Iterator[None]:
-    """Turn any error of an encoder's library into one of ours that says what failed.
-
-    >>> with foreign("item 3 of train could not be encoded"):
-    ...     raise RuntimeError("no such layer")
-    Traceback (most recent call last):
-    fissile._common.errors.FissileError: item 3 of train could not be encoded: no such layer
-    """
+    """Turn any error of an encoder's library into one of ours that says what failed."""
     try:
         yield
     except FissileError:
@@ -196,9 +182,5 @@ def foreign(what: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's message in one line.
-
-    >>> reason(RuntimeError("no network\\n  try again"))
-    'no network try again'
-    """
+    """Return an error's message in one line."""
     return " ".join(str(error).split()) or type(error).__name__

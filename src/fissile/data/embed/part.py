@@ -52,9 +52,8 @@ class Part:
         # Not through a mapping: on a full disk that would crash instead of raising an error.
         with self._writing():
             with open(self._path(split), "r+b") as file:
-                file.seek(
-                    self._bytes(split, self.done[split])
-                )  # what a crash left behind it is written over
+                # What a crash left behind it is written over.
+                file.seek(self._bytes(split, self.done[split]))
                 file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -104,11 +103,8 @@ class Part:
             raise FileError(f"{self.folder} is damaged: {error}; remove it to begin anew") from None
         if not any(done.values()):
             return self.done
-        changes = [
-            f"{name} was {what.get(name)!r} and is {new!r}"
-            for name, new in self._what.items()
-            if what.get(name) != new
-        ]
+        changed = [name for name, new in self._what.items() if what.get(name) != new]
+        changes = [f"{name} was {what.get(name)!r} and is {self._what[name]!r}" for name in changed]
         if not changes:
             sizes = {path.stem: path.stat().st_size for path in self.folder.glob("*.rows")}
             if all(sizes.get(split, -1) >= self._bytes(split, done[split]) for split in done):

@@ -69,8 +69,9 @@ def embed(
     folder, lock = (to.with_name(f"{to.name}.{suffix}") for suffix in ("part", "lock"))
     if to.suffix not in _FORMATS:
         raise FileError(f"{to}: cannot write {to.suffix}; give .npz, .safetensors or a folder")
+    taken = FileError(f"{to} is there already; remove it, or give another target")
     if to.exists() and not folder.exists():
-        raise _exists(to)
+        raise taken
     if dtype not in DTYPES:
         raise FissileError(f"dtype={dtype!r} is none of {', '.join(DTYPES)}; give one")
     whole("batch", batch, least=1)
@@ -84,13 +85,12 @@ def embed(
         "normalize": normalize, "pca": pca,
     }  # fmt: skip
     shapes = {name: (len(split.items), model.width) for name, split in items.splits.items()}
-    busy = f"another process works in {folder}; wait for it, or give another target"
-    with locked(lock, busy):
+    with locked(lock, f"another process works in {folder}; wait for it, or give another target"):
         part = Part(folder, what, shapes, dtype if pca is None else "float32")
         if to.exists() and not part.complete:  # a complete part was only not removed
             if not any(part.done.values()):
                 part.remove()
-            raise _exists(to)
+            raise taken
         if progress is not None:
             progress.start(sum(n for n, _ in shapes.values()), done=sum(part.done.values()))
         for split in items.splits:
@@ -134,10 +134,6 @@ def stem(
 def components(x: NDArray[Any], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the mean (width,) and the first principal directions (width, count) of rows.
 
-    >>> mean, directions = components(np.random.default_rng(0).random((100, 8)), 3)
-    >>> directions.shape
-    (8, 3)
-
     Exact, and read piece by piece; scikit-learn's IncrementalPCA would only approximate them.
     """
     samples, width = x.shape
@@ -153,10 +149,6 @@ def components(x: NDArray[Any], count: int) -> tuple[NDArray[np.float64], NDArra
 
 
 # --- helpers
-
-
-def _exists(to: Path) -> FileError:
-    return FileError(f"{to} is there already; remove it, or give another target")
 
 
 def _check_fit(source: Source, encoder: Encoder, pca: int | None) -> None:

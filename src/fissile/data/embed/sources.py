@@ -1,8 +1,4 @@
-"""What can be encoded: a folder of images, or a set of images or texts.
-
->>> source("clinc150").splits["train"].items[0]
-'what expression would i use to say i love you if i were an italian'
-"""
+"""What can be encoded: a folder of images, or a set of images or texts."""
 
 from __future__ import annotations
 
@@ -43,26 +39,14 @@ class Split:
 
 @dataclass(frozen=True)
 class Source:
-    """A training and a test set of images or texts.
-
-    >>> source("imagenet100/").kind
-    'images'
-
-    Args:
-        name: of the set.
-        kind: "images" or "text".
-        splits: under "train" and "test".
-        names: of the classes.
-        open: makes of an item the image or text that an encoder takes; called in threads.
-        key: a short text that another content would change.
-    """
+    """A training and a test set of images or texts."""
 
     name: str
-    kind: str
-    splits: Mapping[str, Split]
-    names: tuple[str, ...]
-    open: Callable[[Any], Any]
-    key: str
+    kind: str  # "images" or "text"
+    splits: Mapping[str, Split]  # under "train" and "test"
+    names: tuple[str, ...]  # of the classes
+    open: Callable[[Any], Any]  # makes of an item what an encoder takes; called in threads
+    key: str  # a short text that another content would change
 
 
 def source(what: str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> Source:
@@ -82,10 +66,7 @@ def source(what: str | os.PathLike[str], data: str | os.PathLike[str] | None = N
 
 
 def of_images(name: str, data: Labelled) -> Source:
-    """Return a set of images that are in memory or mapped.
-
-    >>> of_images("cifar100", Labelled(x, y, x_test, y_test))
-    """
+    """Return a set of images that are in memory or mapped."""
     if data.x.dtype != np.uint8:
         raise FissileError(f"{name} holds {data.x.dtype}, not images; give images of uint8")
     splits = {"train": Split(data.x, data.y), "test": Split(data.x_test, data.y_test)}
@@ -93,10 +74,7 @@ def of_images(name: str, data: Labelled) -> Source:
 
 
 def of_texts(name: str, texts: Texts) -> Source:
-    """Return a set of texts.
-
-    >>> of_texts("clinc150", read_clinc(path))
-    """
+    """Return a set of texts."""
     splits = {"train": Split(texts.train, texts.y), "test": Split(texts.test, texts.y_test)}
     return Source(name, "text", splits, texts.names, str, texts.fingerprint())
 
@@ -131,11 +109,7 @@ def of_folder(root: str | os.PathLike[str]) -> Source:
 
 
 def decode(path: str | os.PathLike[str]) -> Image:
-    """Read one image as RGB.
-
-    >>> decode("imagenet/train/n01440764/n01440764_10026.JPEG").mode
-    'RGB'
-    """
+    """Read one image as RGB."""
     needs("PIL", "data")
     from PIL import Image
 
