@@ -17,10 +17,9 @@ from rich.text import Text
 from fissile._common.errors import FissileError
 from fissile._common.progress import duration, printable
 from fissile.lab.batching import Local, default_jobs, pool
-from fissile.lab.claims import counts
 from fissile.lab.frame import labelled
 from fissile.lab.results import Results
-from fissile.lab.store import Store
+from fissile.lab.store import Run, Store
 from fissile.lab.studies import SEVERAL, STUDIES
 from fissile.lab.study import SCALES
 from fissile.lab.trial import Work
@@ -82,26 +81,23 @@ def interruptible(store: Store) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _status(found: Results) -> list[str]:
-    wanted, count = found.run, counts(verdict for _, verdict in found.verdicts)
-    changes = " ".join(f"{name}={value}" for name, value in wanted.told.items())
-    done = f"{len(found.rows):,} of {len(found.works):,}"
-    trials = "" if wanted.trials is None else str(wanted.trials)
-    told = (str(count[status]) for status in ("holds", "not significant", "fails"))
-    when = wanted.started[:10]
-    time = duration(found.seconds)
-    return [wanted.name, wanted.scale, trials, changes, when, done, *told, time]
-
-
-def print_status(found: Iterable[Results]) -> None:
-    """Print how far runs are, a row for each."""
-    table = table_of(
-        "run", "scale", "trials", "changed", "started", "done", "holds", "n.s.", "fails", "time"
-    )
-    for one in found:
-        table.add_row(*_status(one))
+def print_status(store: Store, runs: Iterable[Run]) -> None:
+    """Print how far runs are, a row for each; no trial's results are read."""
+    table = table_of("run", "scale", "trials", "changed", "started", "done", "time")
+    for one in runs:
+        asked, keys = STUDIES[one.study].keys(one.scale, one.trials, one.changes)
+        stored, seconds = store.progress(keys)
+        trials = "" if one.trials is None else str(one.trials)
+        changes = " ".join(f"{name}={value}" for name, value in one.told.items())
+        done = f"{stored:,} of {asked:,}"
+        table.add_row(
+            one.name, one.scale, trials, changes, one.started[:10], done, duration(seconds)
+        )
     show(table)
-    typer.echo("n.s.: not significant. The time is that of the trials, wherever they ran.")
+    typer.echo(
+        "The time is that of the trials, wherever they ran. What became of a run's claims: "
+        "fissile results RUN"
+    )
 
 
 def print_means(found: Results) -> None:

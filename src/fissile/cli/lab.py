@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 
 import fissile
 from fissile._common.errors import FissileError
@@ -116,12 +115,12 @@ def take(
 def status(
     names: Names = None, scale: SomeScale = None, changes: Made = None, out: Out = OUT
 ) -> None:
-    """List the runs of the store by name: how far each is, and what became of its claims."""
+    """List the runs of the store by name, and how far each is."""
     with Store(out, create=False) as store:
         only = scale.value if scale else None
         runs = matching(store, names or [], only, parsed(changes or []))
         known = [one for one in runs if readable(one)]
-        print_status(load(store, one) for one in known)
+        print_status(store, known)
         for one in runs:
             if one not in known:
                 typer.echo(printable(f"Made by another version of fissile: {one.command}"))
@@ -251,6 +250,8 @@ def fidelity(
     out: Out = OUT,
 ) -> None:
     """Fit the settings that the paper leaves open to its published tables."""
+    from rich.markdown import Markdown
+
     from fissile.lab.fidelity import compared, markdown, works
 
     check_device(device)

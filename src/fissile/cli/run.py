@@ -136,7 +136,8 @@ def run(
             print_means(found)
             print_verdicts(found)
         else:
-            print_status([load(store, one) for one in runs])
+            asked = {one.asked for one in runs}
+            print_status(store, [one for one in reversed(store.runs()) if one.asked in asked])
 
 
 def _check_place(on: str, address: str | None, device: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from fissile.lab.store import Provenance, Rows, Run, Store
 from fissile.lab.studies import CRITERION, STUDIES, find
 from fissile.lab.study import SCALES, Study
 from fissile.lab.task import PAPERS_ENCODER, source
-from fissile.lab.trial import Contender, Trial, Work
+from fissile.lab.trial import Trial, Work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -86,7 +86,7 @@ class Results:
         """
         paper = self.study.works("paper", 1)
         here, there = (
-            {tuple(_plain(work).items()) for work in part} for part in (self.works, paper)
+            {tuple(_plain(work).items()) for work in _cells(part)} for part in (self.works, paper)
         )
         if here <= there:
             return ""
@@ -164,10 +164,10 @@ class Results:
     @property
     def foreign(self) -> str:
         """What the networks saw, if it is not what the paper's did: to be said at every number."""
-        tasks = [work.task for work in self.works if isinstance(work, Trial | Contender)]
+        task = getattr(self.works[0], "task", None)
         usual = self.study.data("paper")
-        data = getattr(tasks[0], "data", None) if tasks else None
-        encoder = str(tasks[0].columns().get("encoder", "none")) if tasks else "none"
+        data = getattr(task, "data", None)
+        encoder = str(task.columns().get("encoder", "none")) if task else "none"
         if data is None or (data == usual and encoder in ("none", PAPERS_ENCODER)):
             return ""
         if encoder == "none":
@@ -229,11 +229,16 @@ def _plain(work: Work) -> dict[str, Any]:
     return {name: value for name, value in spec.items() if name not in _ASIDE}
 
 
+def _cells(works: Sequence[Work]) -> Iterable[Work]:
+    """Return one trial of each cell."""
+    return (work for work in works if work.number == works[0].number)
+
+
 def values(works: Sequence[Work]) -> dict[str, set[Any]]:
     """Return the values of every setting in some trials."""
     found: dict[str, set[Any]] = {}
-    for work in works:
-        for name, value in _plain(work).items() if work.number == works[0].number else ():
+    for work in _cells(works):
+        for name, value in _plain(work).items():
             found.setdefault(name, set()).add(value)
     return found
 
@@ -315,9 +320,9 @@ def nearest(
 
     def distance(run: Run) -> tuple[bool, int, int, bool]:
         study = STUDIES[run.study]
-        works = study.works(run.scale, run.trials, run.changes)
+        _, keys = study.keys(run.scale, run.trials, run.changes)
         few = run.trials is not None and run.trials < study.scales[run.scale].trials
-        nothing = not store.finished(work.key for work in works)
+        nothing = not store.progress(keys)[0]
         return nothing, -SCALES.index(run.scale), len(run.told), few
 
     found: dict[str, Run] = {}

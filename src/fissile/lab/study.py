@@ -6,13 +6,24 @@ own numbers and its claims. It knows nothing of devices, of storage or of how a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from fissile._common.errors import FissileError, whole
 from fissile.lab.claims import Claim
-from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work, changed, numbered, settings
+from fissile.lab.trial import (
+    Arm,
+    Contender,
+    Sampling,
+    Trial,
+    Work,
+    changed,
+    keys_of,
+    numbered,
+    settings,
+)
 
 #: From seconds, through a minute or two, to the paper's own grid, epochs and trials.
 SCALES = ("smoke", "quick", "paper")
@@ -147,20 +158,41 @@ class Study:
         changes: Mapping[str, object] | None = None,
     ) -> list[Work]:
         """Return every trial of the study at a scale, the arms of a network side by side."""
+        count, found = self._count(scale, trials), list[Work]()
+        for cells in self._cells(scale, changes):
+            each = [numbered(cell, count) for cell in cells]
+            found += [work for side_by_side in zip(*each, strict=True) for work in side_by_side]
+        return found
+
+    def keys(
+        self,
+        scale: str,
+        trials: int | None = None,
+        changes: Mapping[str, object] | None = None,
+    ) -> tuple[int, Iterator[str]]:
+        """Return how many trials :meth:`works` has, and their keys, one by one and cell by cell."""
+        count = self._count(scale, trials)
+        cells = list(chain.from_iterable(self._cells(scale, changes)))
+        return count * len(cells), (key for cell in cells for key in keys_of(cell, count))
+
+    def _count(self, scale: str, trials: int | None) -> int:
+        """Return how often each cell is tried."""
         if scale not in self.scales:
             raise FissileError(f"unknown scale {scale!r}; {self.id} has {', '.join(self.scales)}")
+        return self.scales[scale].trials if trials is None else whole("trials", trials, least=1)
+
+    def _cells(self, scale: str, changes: Mapping[str, object] | None) -> list[list[Work]]:
+        """Return trial 0 of every arm, for each setting of the grid."""
         unknown = [name for name in changes or {} if name not in self.settings]
         if unknown:
             raise FissileError(
                 f"{self.id} has no setting {unknown[0]!r} to change; it has "
                 f"{', '.join(sorted(self.settings))}"
             )
-        count = self.scales[scale].trials if trials is None else whole("trials", trials, least=1)
-        known, found = set[Work](), list[Work]()
+        known, found = set[Work](), list[list[Work]]()
         for setting in self.scales[scale].settings:
             cells = dict.fromkeys(self._changed(work, changes) for work in self._arms_of(setting))
-            each = [numbered(cell, count) for cell in cells if cell not in known]
-            found += [work for side_by_side in zip(*each, strict=True) for work in side_by_side]
+            found.append([cell for cell in cells if cell not in known])
             known |= cells.keys()
         return found
 

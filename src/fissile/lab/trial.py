@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from math import prod
@@ -390,19 +390,23 @@ _PARTS: dict[str, Callable[..., Any]] = {
 def numbered(cell: Work, count: int) -> list[Work]:
     """Return the first trials of a cell: ``numbered(Trial(), 10)``; they share its parts.
 
-    Keys come with them, as large studies ask for many: the text behind a key differs in the number.
+    Keys come with them, as large studies ask for many.
     """
     replace(cell, number=count - 1)  # checks the largest number
-    before, after = _around_number(cell, **getattr(cell, "decided", {}))
     parts = {one.name: getattr(cell, one.name) for one in fields(cell)}
     found = list[Work]()
-    for number in range(count):
+    for number, key in enumerate(keys_of(cell, count)):
         one = object.__new__(type(cell))
-        key = _hashed(f"{before}{number}{after}")
         for name, value in (parts | {"number": number, "key": key}).items():
             object.__setattr__(one, name, value)  # without the checks, and in little memory
         found.append(one)
     return found
+
+
+def keys_of(cell: Work, count: int) -> Iterator[str]:
+    """Return the keys of ``numbered(cell, count)``: the text behind a key differs in the number."""
+    before, after = _around_number(cell, **getattr(cell, "decided", {}))
+    return (_hashed(f"{before}{number}{after}") for number in range(count))
 
 
 def from_spec(kind: str, spec: dict[str, Any]) -> Work:

@@ -72,7 +72,7 @@ def test_no_store_sends_commands_to_the_terminal(tmp_path):
     said = called("status", "--out", tmp_path).stdout
     assert f"another version of fissile: fissile run {printable(EVIL)}" in said
     changed(tmp_path, "UPDATE trials SET finished = ?", (EVIL,))
-    said += called("status", "--out", tmp_path, code=1).stderr
+    said += called("results", "codes-1", "--out", tmp_path, code=1).stderr
     with closing(sqlite3.connect(tmp_path / "trials.sqlite", isolation_level=None)) as db:
         db.execute(f'CREATE TRIGGER "{EVIL}" AFTER INSERT ON trials BEGIN SELECT 1; END')
     said += called("status", "--out", tmp_path, code=1).stderr
@@ -105,8 +105,8 @@ def test_a_changed_row_is_one_clear_error_or_none(tmp_path, table, column):
             changed(tmp_path, f"UPDATE {table} SET {column} = ? WHERE {which}", (value,))
         except sqlite3.IntegrityError:
             continue
-        commands = (("status",), ("results", "codes"), ("plan", "codes", "--scale", "smoke"))
-        for command in commands[: 3 if column in ("measures", "request") else 1]:
+        commands = (("results", "codes"), ("status",), ("plan", "codes", "--scale", "smoke"))
+        for command in commands[: 3 if column in ("measures", "request") else 2]:
             code = ended(*command, "--out", tmp_path)
             seen.add(code)
     assert seen <= {0, 1}

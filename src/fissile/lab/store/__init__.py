@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -327,6 +328,18 @@ class Store:
         """Return the keys that are stored."""
         return {key for (key,) in self._select("key", keys)}
 
+    def progress(self, keys: Iterable[str]) -> tuple[int, float]:
+        """Return how many of these trials are stored, and the seconds they took; no more is read.
+
+        >>> asked, keys = study.keys("paper")
+        >>> stored, seconds = store.progress(keys)
+        """
+        stored, seconds, row = 0, 0.0, tuple[Any, ...]([""])
+        with undamaged(self._file, lambda: f"the trial {row[0]}"):
+            for row in self._select("key, seconds", keys):
+                stored, seconds = stored + 1, seconds + _seconds(row[1])
+        return stored, seconds
+
     def missing(self, works: Iterable[Work]) -> list[Work]:
         """Return the trials that are not stored, in the order given."""
         works = list(works)
@@ -472,9 +485,8 @@ class Store:
             return self._db.execute(query, values).fetchall()
 
     def _select(self, columns: str, keys: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-        asked = list(dict.fromkeys(keys))
-        for start in range(0, len(asked), _CHUNK):
-            some = asked[start : start + _CHUNK]
+        keys = iter(keys)
+        while some := list(dict.fromkeys(islice(keys, _CHUNK))):
             marks = ", ".join("?" * len(some))
             yield from self._query(f"SELECT {columns} FROM trials WHERE key IN ({marks})", some)
 
