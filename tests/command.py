@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,11 @@ from fissile.cli.__main__ import main
 FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
 #: A wide terminal without colours.
 QUIET = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+#: Sixty trials, each a task of its own.
+LONG_RUN = (
+    "theory", "--scale", "paper", "--trials", "2", "--set", "networks=150", "--every", "0",
+    "--device", "cpu",
+)  # fmt: skip
 
 
 def spawned(*arguments, code=0, text=True, **environment):
@@ -48,3 +54,14 @@ def called(*arguments, code=0, **environment):
     assert end.value.code == code, said
     assert "Traceback" not in said.stderr
     return said
+
+
+def stored_trials(folder):
+    """Count the trials in a store that a process may be filling."""
+    try:
+        with sqlite3.connect(f"file:{folder / 'trials.sqlite'}?mode=ro", uri=True) as db:
+            (count,) = db.execute("SELECT count(*) FROM trials").fetchone()
+        db.close()
+    except sqlite3.OperationalError:
+        return 0
+    return count

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import labelled
+import data_files
 import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
@@ -88,7 +88,7 @@ def both(path):
 
 @functools.cache
 def trained(recipe):
-    from classifiers import blobs
+    from classifier_data import blobs
 
     from fissile.sklearn import FissileClassifier
 
@@ -119,7 +119,7 @@ def classifier_digest(found):
 
 def filled(name, **how):
     def write(folder):
-        data = labelled.features(names=("a", "b", "c"), encoder="mine")
+        data = data_files.features(names=("a", "b", "c"), encoder="mine")
         if how:
             keys = ("x_train", "y_train", "x_test", "y_test")
             arrays = (data.x, data.y, data.x_test, data.y_test)
@@ -145,11 +145,11 @@ def texts(folder):
 
 
 def table(folder):
-    return labelled.feature_table(folder / "f.parquet", labelled.features())
+    return data_files.feature_table(folder / "f.parquet", data_files.features())
 
 
-SMALL, GREY = labelled.images(3, 2, (32, 32, 3), 2), labelled.images(3, 2, (4, 4), 2)
-PARTS = labelled.cifar_parts(SMALL)
+SMALL, GREY = data_files.images(3, 2, (32, 32, 3), 2), data_files.images(3, 2, (4, 4), 2)
+PARTS = data_files.cifar_parts(SMALL)
 FORMATS = {
     "dense": Format(saved(lambda m: m), both, model_digest),
     "expanded": Format(saved(lambda m: fissile.expand(m, 2)), both, model_digest),
@@ -164,18 +164,18 @@ FORMATS = {
     "features": Format(filled("f.safetensors"), read_features, features_digest),
     "folder": Format(filled("f"), read_features, features_digest),
     "table": Format(table, read_features),
-    "idx": Format(lambda f: labelled.idx_folder(f, GREY), read_idx_folder),
-    "plain idx": Format(lambda f: labelled.idx_folder(f, GREY, bytes), read_idx_folder),
-    "cifar": Format(lambda f: labelled.cifar_folder(f / labelled.CIFAR, PARTS), read_cifar),
-    "cifar archive": Format(lambda f: labelled.cifar_archive(f / "c.tar.gz", PARTS), read_cifar),
-    "cifar tables": Format(lambda f: labelled.cifar_tables(f, SMALL), read_cifar),
+    "idx": Format(lambda f: data_files.idx_folder(f, GREY), read_idx_folder),
+    "plain idx": Format(lambda f: data_files.idx_folder(f, GREY, bytes), read_idx_folder),
+    "cifar": Format(lambda f: data_files.cifar_folder(f / data_files.CIFAR, PARTS), read_cifar),
+    "cifar archive": Format(lambda f: data_files.cifar_archive(f / "c.tar.gz", PARTS), read_cifar),
+    "cifar tables": Format(lambda f: data_files.cifar_tables(f, SMALL), read_cifar),
     "clinc": Format(texts, read_clinc),
     "banking": Format(texts, read_banking),
 }
 
 
 def wide_folder(folder):
-    from languages import seeded
+    from language_models import seeded
 
     fissile.expand(seeded(), 2).save_pretrained(folder / "wide")
     return folder / "wide"

@@ -12,8 +12,8 @@ from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from labelled import features, idx_folder, images
-from web import serving
+from data_files import features, idx_folder, images
+from web_server import serving
 
 from fissile.cli.__main__ import main
 from fissile.data import catalogue, write_features

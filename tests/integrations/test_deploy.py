@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command import called
-from test_ray import LONG, stored
+from command import LONG_RUN, called, stored_trials
 
 import fissile
 
@@ -49,18 +48,18 @@ def test_the_batch_script_runs_studies_and_stops_in_time(tmp_path):
     slurm = {"JOB_NODELIST": "a[1-2]", "JOB_NUM_NODES": "2", "CPUS_PER_TASK": "1"}
     lab = tmp_path / "fissile-lab"
     with subprocess.Popen(
-        ["bash", DEPLOY / "slurm" / "fissile.sbatch", *LONG],
+        ["bash", DEPLOY / "slurm" / "fissile.sbatch", *LONG_RUN],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {f"SLURM_{name}": value for name, value in slurm.items()}
         | {"PATH": path, "FISSILE_RAY_PORT": port},
     ) as job:  # fmt: skip
-        while job.poll() is None and stored(lab) < 5:
+        while job.poll() is None and stored_trials(lab) < 5:
             time.sleep(0.05)
         job.send_signal(signal.SIGINT)  # a minute before its time is up
         said, _ = job.communicate(timeout=60)
     assert job.returncode == 130, said
     assert "the same command goes on" in said
-    assert stored(lab) >= 5
+    assert stored_trials(lab) >= 5
     end = time.monotonic() + 20
     while running(f":{port}") and time.monotonic() < end:
         time.sleep(0.2)

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from banks import assert_same
+from bank_data import assert_same
 
 from fissile import MLP, Rewire, dropconnect, expand, nonzeros, to_dense, to_masked
 from fissile.bank import Bank, Data, Dense, DropConnect, Dynamic, Expand, Spec

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import pytorch_lightning as pl
 import torch
-from lightnings import EPOCHS, QUIET, Net, cached, every_epoch, fit, loader
+from lightning_models import EPOCHS, QUIET, Net, cached, every_epoch, fit, loader
 from networks import same
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.loggers import CSVLogger

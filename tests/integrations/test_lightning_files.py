@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightnings import EPOCHS, QUIET, Net, cached, every_epoch, fit, loader, trainer
+from lightning_models import EPOCHS, QUIET, Net, cached, every_epoch, fit, loader, trainer
 from networks import same
 from pytorch_lightning.callbacks import ModelCheckpoint
 

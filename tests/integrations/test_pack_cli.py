@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from command import called
-from kinds import Filters, Fused, Gated
-from packs import write
+from packed_models import write
+from place_models import Filters, Fused, Gated
 from safetensors import safe_open
 from torch import nn
 

@@ -4,14 +4,13 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from command import FISSILE, QUIET, called
+from command import FISSILE, LONG_RUN, QUIET, called, stored_trials
 
 from fissile.data.features import write_features
 from fissile.data.generated import features
@@ -23,11 +22,6 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
 WORKERS = Path(__file__).parent / "workers"
-#: Sixty trials, each a task of its own.
-LONG = (
-    "theory", "--scale", "paper", "--trials", "2", "--set", "networks=150", "--every", "0",
-    "--device", "cpu",
-)  # fmt: skip
 WORKS = STUDIES["theory"].works("paper", 2, {"networks": 150})
 
 
@@ -87,19 +81,9 @@ def measures(folder, works):
         return {row.key: row.measures for row in store.rows([work.key for work in works])}
 
 
-def stored(folder):
-    try:
-        with sqlite3.connect(f"file:{folder / 'trials.sqlite'}?mode=ro", uri=True) as db:
-            (count,) = db.execute("SELECT count(*) FROM trials").fetchone()
-        db.close()
-    except sqlite3.OperationalError:
-        return 0
-    return count
-
-
 def start(folder, *words, jobs=1):
     return subprocess.Popen(
-        [FISSILE, "run", *LONG, "--jobs", str(jobs), "--on", "ray", *words, "--out", folder],
+        [FISSILE, "run", *LONG_RUN, "--jobs", str(jobs), "--on", "ray", *words, "--out", folder],
         env=os.environ | QUIET, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -113,7 +97,7 @@ def ended(process, code=0):
 
 def wait_for(process, folder, count):
     deadline = time.monotonic() + 120
-    while stored(folder) < count:
+    while stored_trials(folder) < count:
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -184,11 +168,11 @@ def test_what_a_laptop_has_finished_a_cluster_does_not_repeat(unmanned, tmp_path
         out, err = there.communicate(timeout=120)
     assert there.returncode == 0, err
     done = int(here.partition(" trials computed")[0].split()[-1])
-    assert 0 < done < stored(lab)
-    assert f"{stored(lab) - done} trials computed, {done} found" in out
+    assert 0 < done < stored_trials(lab)
+    assert f"{stored_trials(lab) - done} trials computed, {done} found" in out
     assert " a second" in err  # a line for every worker
     # And the other way round: a laptop finds everything, and comes to the same numbers alone.
-    assert f"0 trials computed, {stored(lab)} found" in called(*ask, lab).stdout
+    assert f"0 trials computed, {stored_trials(lab)} found" in called(*ask, lab).stdout
     called(*ask, other)
     with Store(lab) as ours, Store(other) as theirs:
         works = [w for r in ours.runs() for w in STUDIES[r.study].works("smoke", 1, r.changes)]
@@ -208,12 +192,12 @@ def test_nobody_outlives_a_driver_that_is_stopped_or_killed(tmp_path, undisturbe
     assert "trials are stored" in ended(process, 130)
     wait_until_gone(ids)
     process = start(tmp_path)
-    wait_for(process, tmp_path, stored(tmp_path) + 10)
+    wait_for(process, tmp_path, stored_trials(tmp_path) + 10)
     ids = below(process)
     process.kill()
     wait_until_gone(ids, but=b"Agent")  # Ray's own agents notice it only after a minute
     process.communicate()
-    kept = stored(tmp_path)
+    kept = stored_trials(tmp_path)
     assert 20 <= kept < len(WORKS)
     with Store(tmp_path) as store:
         assert run(WORKS, store) == Tally(found=kept, computed=len(WORKS) - kept)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classifiers import blobs, rewrite
+from classifier_data import blobs, rewrite
 from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris, load_wine

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from classifiers import blobs, rewrite
+from classifier_data import blobs, rewrite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits

@@ -10,7 +10,7 @@ from fissile.layers import Partitioned
 
 pytest.importorskip("transformers")
 
-from languages import WORDS, bert, expanded_layers, gpt2, llama, seeded
+from language_models import WORDS, bert, expanded_layers, gpt2, llama, seeded
 from networks import same
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import (

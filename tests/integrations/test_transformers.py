@@ -12,7 +12,7 @@ from fissile.layers import SparseLayer
 
 pytest.importorskip("transformers")
 
-from languages import MODELS, WORDS, expanded_layers, ids, logits, seeded, t5
+from language_models import MODELS, WORDS, expanded_layers, ids, logits, seeded, t5
 from networks import same
 from transformers import (
     AutoModel,

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from inventions import invented
+from fake_results import invented
 
 from fissile.cli import demo
 

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from banks import assert_same, blobs
+from bank_data import assert_same, blobs
 from torch import nn
 
 import fissile

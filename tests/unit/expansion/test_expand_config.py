@@ -3,7 +3,7 @@
 import copy
 from dataclasses import dataclass
 
-from kinds import Plain
+from place_models import Plain
 from torch import nn
 
 from fissile import expand, to_dense

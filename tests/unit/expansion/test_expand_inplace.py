@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from kinds import EVERY, SORTS, Deep, Plain, train, trained
+from place_models import EVERY, SORTS, Deep, Plain, train, trained
 from torch import nn
 
 from fissile import MLP, FissileError, expand, to_dense, to_masked

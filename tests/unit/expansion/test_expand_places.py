@@ -8,7 +8,7 @@ import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinds import EVERY, SORTS, Filters, Plain, roughened, train, trained
+from place_models import EVERY, SORTS, Filters, Plain, roughened, train, trained
 from torch import nn
 
 import fissile

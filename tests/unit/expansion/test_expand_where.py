@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kinds import Deep, Plain
+from place_models import Deep, Plain
 from torch import nn
 
 from fissile import MLP, FissileError, expand, nonzeros

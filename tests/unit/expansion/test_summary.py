@@ -5,7 +5,7 @@ import io
 
 import pytest
 import torch
-from kinds import Filters, Plain
+from place_models import Filters, Plain
 from torch import nn
 
 import fissile

@@ -1,7 +1,7 @@
 """Claims hold when they should, and fail when they are fed results that contradict them."""
 
 import pytest
-from inventions import invented
+from fake_results import invented
 from scipy.stats import ttest_ind
 
 from fissile._common.errors import FissileError
