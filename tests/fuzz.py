@@ -38,7 +38,7 @@ from fissile.data import read_features, write_features
 from fissile.data.cifar import read_cifar
 from fissile.data.idx import read_idx_folder
 from fissile.data.text import read_banking, read_clinc
-from fissile.io import inspect
+from fissile.io import packing
 from fissile.packed.files import checksum, lengthened, opened, sealed
 
 SECONDS, MEMORY = 20, 2**30
@@ -82,7 +82,7 @@ def saved(make):
 def both(path):
     """Read a model in both ways."""
     with contextlib.suppress(fissile.FissileError):
-        inspect.read(path)
+        packing.read(path)
     return fissile.load(path)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import fissile
 from fissile.data import read_features
-from fissile.io import inspect
+from fissile.io import packing
 from fissile.packed.files import checksum, lengthened, opened, sealed
 
 
@@ -115,7 +115,7 @@ KEPT = {
     "a slope that is NaN": (slope_nan, both),
     "one long label": (label_bomb, read_classifier),
     "a histogram of the wrong length": (wrong_histogram, read_features),
-    "a name of many parts": (deep_name, inspect.read),
+    "a name of many parts": (deep_name, packing.read),
 } | {
     f"{name} that {how.__name__}": (how(name), FORMATS[name].read)
     for how in (endless, waiting)

@@ -17,7 +17,7 @@ from web_server import serving
 
 from fissile.cli.__main__ import main
 from fissile.data import catalogue, write_features
-from fissile.data.entries import ENTRIES, Remote
+from fissile.data.catalogue import ENTRIES, Remote
 
 FISSILE = shutil.which("fissile", path=Path(sys.executable).parent)
 

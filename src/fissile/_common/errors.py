@@ -45,6 +45,16 @@ def printable(text: str, most: int) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type where it has none.
+
+    >>> first_line(ValueError("too large", 5))
+    "('too large', 5)"
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
 def whole(name: str, value: SupportsIndex, *, least: int) -> int:
     """Return a whole number of at least ``least`` as an int, or say what is wrong with it.
 
@@ -77,5 +87,4 @@ def check_device(device: torch.device | str) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (AssertionError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise FissileError(f"cannot train on {str(device)!r} here: {reason}") from None
+        raise FissileError(f"cannot train on {str(device)!r} here: {first_line(error)}") from None

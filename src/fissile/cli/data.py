@@ -22,11 +22,10 @@ from rich.progress import (
 from rich.table import Table
 
 from fissile._common.errors import FissileError
-from fissile.data.catalogue import entry, find, places
+from fissile.data.catalogue import ENTRIES, Entry, Remote, entry, find, places
 from fissile.data.check import Report
 from fissile.data.check import check as check_set
 from fissile.data.download import download
-from fissile.data.entries import ENTRIES, Entry, Remote
 
 app = typer.Typer(
     help="Data sets: what there is, where it is, how to get it.",

@@ -1,19 +1,255 @@
-"""Finding and loading the data sets fissile knows."""
+"""Every data set that fissile knows: what it is, on which terms, where it lies, how to get it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from fissile._common.errors import FileError, FissileError, needs
-from fissile.data.entries import ENTRIES, Entry
+from fissile._common.files import reading
+from fissile.data import generated
+from fissile.data.cifar import coarsened, read_cifar
+from fissile.data.features import read_features
+from fissile.data.idx import FILES, read_idx_folder
 from fissile.data.sets import Labelled
-from fissile.data.text import Texts
-
-__all__ = ["ENTRIES", "entry", "find", "load", "load_texts", "places"]
+from fissile.data.text import Texts, read_banking, read_clinc
 
 SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of data sets put them
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A file, or a folder with certain files, that a data set may lie in."""
+
+    path: str
+    inside: tuple[str, ...] = ()  # patterns; one that ends in [.gz] is of files packed or not
+
+    def find(self, place: Path) -> Path | None:
+        """Return its path if it is in that place; nothing is opened."""
+        path = place / self.path
+        try:
+            there = all(map(any, self._matches(path))) if self.inside else path.is_file()
+        except (OSError, ValueError):  # not ours to read, or no name a disk can have
+            return None
+        return path if there else None
+
+    def within(self, path: Path) -> list[Path]:
+        """Return the files of its folder, where it was found."""
+        return [file for files in self._matches(path) for file in files]
+
+    def _matches(self, path: Path) -> list[list[Path]]:
+        """Return the files that match each pattern."""
+        patterns = [(p.removesuffix("[.gz]"), p.replace("[.gz]", ".gz")) for p in self.inside]
+        return [[f for name in dict.fromkeys(p) for f in path.glob(name)] for p in patterns]
+
+    def __str__(self) -> str:
+        return f"{self.path}/{{{', '.join(self.inside)}}}" if self.inside else self.path
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file that can be downloaded, and its checksum."""
+
+    url: str
+    to: str  # relative to the data folder
+    md5: str
+    size: int  # bytes, about
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set.
+
+    >>> ENTRIES["generated"].make().classes
+    20
+    """
+
+    name: str
+    about: str
+    terms: str
+    kind: Literal["images", "features", "text", "generated"]
+    shape: tuple[int, ...]  # of one sample; empty for texts
+    classes: int
+    train: int | None  # samples; None where it depends on who made the set
+    test: int | None
+    encoder: str = ""
+    files: tuple[Layout, ...] = ()
+    get: str = ""
+    urls: tuple[Remote, ...] = ()
+    read: Callable[[Path], Labelled] | None = None
+    read_texts: Callable[[Path], Texts] | None = None
+    make: Callable[[], Labelled] | None = None
+    fingerprint: str = ""  # of the contents, where they were compared with the source's
+
+
+def _features(stem: str) -> tuple[Layout, ...]:
+    files = [Layout(f"{stem}{suffix}") for suffix in (".npz", ".safetensors", ".parquet")]
+    return (*files, Layout(stem, ("x_train.npy",)), Layout(stem, ("*.parquet",)))
+
+
+def _read_coarse(path: Path) -> Labelled:
+    """The features of all 100 classes of CIFAR-100, in their superclasses."""
+    fine = read_features(path)
+    with reading(path):
+        return coarsened(fine)
+
+
+def _made(
+    name: str, about: str, terms: str, classes: int, train: int | None, test: int, encoder: str,
+    stem: str, get: str, *, width: int = 512, read: Callable[[Path], Labelled] = read_features,
+) -> Entry:  # fmt: skip
+    """Return an entry for features that a frozen encoder makes."""
+    layouts = _features(stem)
+    return Entry(
+        name, about, terms, "features", (width,), classes, train, test, encoder, layouts, get,
+        read=read,
+    )  # fmt: skip
+
+
+_CLIP = "CLIP ViT-B/16"
+_EMBED = "fissile embed {} --encoder open_clip:ViT-B-16/openai"
+_LITE = "EfficientNet-Lite2 (ImageNet-supervised, PCA 512), not CLIP"
+_EMBED_LITE = "fissile embed cifar100 --encoder efficientnet_lite:2 --pca 512"
+_MINILM = "all-MiniLM-L6-v2, not CLIP"
+_CITE = "cite Krizhevsky 2009; not for redistribution"
+_IMAGENET = "ImageNet's terms: registered, non-commercial research"
+_CLOTHES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
+    "Ankle boot",
+)  # fmt: skip
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_FASHION_FILES = (
+    ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880), ("25c81989df183df01b3e8a0aad5dffbe", 29_515),
+    ("bef4ecab320f06d8554ea6380940ec79", 4_422_102), ("bb300cfdad3c16e7a12a480ee83cd310", 5_148),
+)  # fmt: skip
+_CIFAR = (
+    ("cifar100", "photographs of 100 kinds of things, 32 x 32", 100),
+    ("cifar100-coarse", "the images of cifar100 in their 20 superclasses", 20),
+)
+_CIFAR_FILES = (
+    Layout("cifar100", ("train-*.parquet", "test-*.parquet")),
+    Layout("cifar-100-python", ("train", "test", "meta")),
+    Layout("cifar-100-python.tar.gz"),
+)
+_CIFAR_ARCHIVE = Remote(
+    "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "cifar-100-python.tar.gz",
+    "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437,
+)  # fmt: skip
+# Their sources publish no checksums: these are of the files at the revision in the address.
+_CLINC = (
+    "https://raw.githubusercontent.com/clinc/oos-eval/828f8093932c8fe6ca7936c3d2e52903b1c523de/"
+    "data/data_full.json"
+)
+_CLINC_FILE = "30c29dc6ab78edf3b5dfa640be204cde", 2_495_390
+_BANKING = (
+    "https://raw.githubusercontent.com/PolyAI-LDN/task-specific-datasets/"
+    "57ec275d8078af65b7731c2a98be812d844a6d6b/banking_data"
+)
+_BANKING_FILES = {
+    "train.csv": ("cec64185f4197906aabce0781ef9a19b", 839_073),
+    "test.csv": ("8dcd9dc31b686c75ec1f24bf23c140cb", 239_961),
+    "categories.json": ("8312ff01430af97fba5a113b7a490269", 2_036),
+}
+
+_ALL = [
+    Entry(
+        "fashionmnist", "grey photographs of clothes, 28 x 28", "MIT", "images",
+        (28, 28), 10, 60_000, 10_000,
+        files=tuple(
+            Layout(folder, tuple(f"{name}[.gz]" for name in FILES))
+            for folder in ("fashion-mnist", "fashionmnist")
+        ),
+        get="fissile data get fashionmnist, or on Debian and Ubuntu: apt install "
+        "dataset-fashion-mnist",
+        urls=tuple(
+            Remote(f"{_FASHION}/{name}.gz", f"fashion-mnist/{name}.gz", *known)
+            for name, known in zip(FILES, _FASHION_FILES, strict=True)
+        ),
+        read=lambda path: read_idx_folder(path, _CLOTHES, most=2**26),
+        fingerprint="ad7b16dc82fbed35",
+    ),
+    *(
+        Entry(
+            name, about, _CITE, "images", (32, 32, 3), classes, 50_000, 10_000,
+            files=_CIFAR_FILES, urls=(_CIFAR_ARCHIVE,),
+            read=partial(read_cifar, coarse=classes == 20),
+            get=f"fissile data get {name} (https://www.cs.toronto.edu/~kriz/cifar.html)",
+        )
+        for name, about, classes in _CIFAR
+    ),
+    _made(
+        "cifar100-clip", "CLIP features of cifar100, as in the paper", _CITE, 100, 50_000, 10_000,
+        _CLIP, "cifar100-clip-vit-b-16", _EMBED.format("cifar100"),
+    ),
+    _made(
+        "cifar100-coarse-clip", "CLIP features of cifar100 in its 20 superclasses", _CITE, 20,
+        50_000, 10_000, _CLIP, "cifar100-clip-vit-b-16", _EMBED.format("cifar100"),
+        read=_read_coarse,
+    ),
+    _made(
+        "cifar100-efficientnet-lite2", "features of cifar100, not CLIP's", _CITE, 100, 50_000,
+        10_000, _LITE, "cifar100-efficientnet-lite2-512", _EMBED_LITE,
+    ),
+    _made(
+        "cifar100-coarse-efficientnet-lite2",
+        "features of cifar100 in its 20 superclasses, not CLIP's", _CITE, 20, 50_000, 10_000,
+        _LITE, "cifar100-efficientnet-lite2-512", _EMBED_LITE, read=_read_coarse,
+    ),
+    _made(
+        "imagenet100-clip", "CLIP features of 100 random classes of ImageNet", _IMAGENET, 100,
+        None, 5_000, _CLIP, "imagenet100-clip-vit-b-16",
+        "put train/CLASS and val/CLASS of 100 classes into a folder "
+        "(https://image-net.org/download.php) and run: "
+        + _EMBED.format("PATH/TO/imagenet100") + " --to DATA/imagenet100-clip-vit-b-16.safetensors",
+    ),
+    _made(
+        "imagenet1k-clip", "CLIP features of ImageNet", _IMAGENET, 1000, 1_281_167, 50_000, _CLIP,
+        "imagenet1k-clip-vit-b-16",
+        "get ImageNet as train/CLASS and val/CLASS (https://image-net.org/download.php) and run: "
+        + _EMBED.format("PATH/TO/imagenet") + " --to DATA/imagenet1k-clip-vit-b-16.safetensors",
+    ),
+    Entry(
+        "clinc150", "short requests and their 150 intents", "CC BY 3.0", "text",
+        (), 150, 15_000, 4_500, files=(Layout("clinc150", ("data_full.json",)),),
+        get="fissile data get clinc150 (https://github.com/clinc/oos-eval)",
+        urls=(Remote(_CLINC, "clinc150/data_full.json", *_CLINC_FILE),),
+        read_texts=read_clinc,
+    ),
+    Entry(
+        "banking77", "questions to a bank and their 77 intents", "CC BY 4.0", "text",
+        (), 77, 10_003, 3_080, files=(Layout("banking77", tuple(_BANKING_FILES)),),
+        get="fissile data get banking77 (https://github.com/PolyAI-LDN/task-specific-datasets)",
+        urls=tuple(
+            Remote(f"{_BANKING}/{name}", f"banking77/{name}", *known)
+            for name, known in _BANKING_FILES.items()
+        ),
+        read_texts=read_banking,
+    ),
+    _made(
+        "clinc150-minilm", "MiniLM features of clinc150, not CLIP's", "CC BY 3.0", 150, 15_000,
+        4_500, _MINILM, "clinc150-minilm-384", "fissile embed clinc150 --encoder minilm", width=384,
+    ),
+    _made(
+        "banking77-minilm", "MiniLM features of banking77, not CLIP's", "CC BY 4.0", 77, 10_003,
+        3_080, _MINILM, "banking77-minilm-384", "fissile embed banking77 --encoder minilm",
+        width=384,
+    ),
+    Entry(
+        "generated", "features around random class means", "made from a seed", "generated",
+        (64,), 20, 2_000, 500, get="nothing to do, it is always there", make=generated.features,
+    ),
+    Entry(
+        "generated-images", "noisy coloured stripes, 8 x 8", "made from a seed", "generated",
+        (8, 8, 3), 10, 128, 64, get="nothing to do, it is always there",
+        make=lambda: generated.images(side=8, train=128, test=64),
+    ),
+]  # fmt: skip
+
+ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _ALL}
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fissile._common.errors import FissileError
-from fissile.data.catalogue import Found, find, load, load_texts
+from fissile.data.catalogue import Entry, Found, find, load, load_texts
 from fissile.data.download import checksum
-from fissile.data.entries import Entry
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
 

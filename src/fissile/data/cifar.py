@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError, needs
-from fissile._common.files import open_regular, read_bounded
-from fissile.data.disk import most_unpacked, reading
+from fissile._common.files import most_unpacked, open_regular, read_bounded, reading
 from fissile.data.sets import Labelled
 from fissile.data.tables import rows, total
 

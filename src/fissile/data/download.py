@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fissile._common.errors import FileError, FissileError
-from fissile._common.files import open_regular, read_bounded
-from fissile.data.disk import locked
+from fissile._common.files import locked, open_regular, read_bounded
 
 _PIECE = 2**18
 _PATIENCE = 30  # seconds without a byte

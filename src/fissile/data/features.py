@@ -17,8 +17,15 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, needs
-from fissile._common.files import atomic_write, open_regular, read_bounded
-from fissile.data.disk import IN_MEMORY, most_unpacked, reading, replacing_folder
+from fissile._common.files import (
+    IN_MEMORY,
+    atomic_write,
+    most_unpacked,
+    open_regular,
+    read_bounded,
+    reading,
+    replacing_folder,
+)
 from fissile.data.sets import Labelled, chunks
 from fissile.data.tables import read_tables
 

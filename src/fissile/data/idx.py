@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError
-from fissile._common.files import open_regular
-from fissile.data.disk import most_unpacked, reading
+from fissile._common.files import most_unpacked, open_regular, reading
 from fissile.data.sets import Labelled
 
 FILES = (

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError
-from fissile._common.files import open_regular
-from fissile.data.disk import IN_MEMORY, most_unpacked
+from fissile._common.files import IN_MEMORY, most_unpacked, open_regular
 
 _ROWS = 4096  # read in one go, or fewer:
 _BATCH = 2**24  # bytes of them

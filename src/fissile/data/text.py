@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError
-from fissile._common.files import read_bounded
+from fissile._common.files import read_bounded, reading
 from fissile._common.shapes import brief
-from fissile.data.disk import reading
 
 _MOST = 2**24  # bytes of a file; the real ones have a few million
 

@@ -8,13 +8,12 @@ takes an expanded model as it is.
 from __future__ import annotations
 
 import copy
-import io
 import logging
 import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fissile._common.errors import FileError, FissileError, needs
+from fissile._common.errors import FileError, FissileError, first_line, needs
 from fissile._common.files import move_finished
 from fissile.expansion.expand import to_dense
 
@@ -30,6 +29,8 @@ __all__ = ["to_onnx"]
 
 #: Positional arguments, and those with names.
 Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
+#: The dimensions of an input that may have any size, by their names in the file.
+Free = dict[int, str]
 _DTYPES = (torch.float32, torch.float64)
 _SINGLE_FILE = 2**30  # bytes of weights; a protobuf message cannot be larger than twice that
 
@@ -70,7 +71,7 @@ def to_onnx(
     _check_dtypes(model)
     target = _target(path)
     plain = to_dense(model).eval()
-    names = _names(_try(plain, inputs))
+    names = _names(_answer(plain, inputs))
     free = _free(tree_leaves(inputs), dynamic_batch, dynamic_sequence)
     program = _exported(plain, _resized(inputs, free, all_sizes=False), free, names)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -114,10 +115,6 @@ def _target(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-#: The dimensions of an input that may have any size, by their names in the file.
-Free = dict[int, str]
-
-
 def _free(tensors: Sequence[Tensor], batch: bool, sequence: bool) -> list[Free]:
     free: list[Free] = [{0: "batch"} if batch else {} for _ in tensors]
     names: dict[int, str] = {}  # inputs of one length are of one sequence
@@ -128,15 +125,16 @@ def _free(tensors: Sequence[Tensor], batch: bool, sequence: bool) -> list[Free]:
     return free
 
 
-def _try(plain: nn.Module, inputs: Inputs) -> Any:
+def _answer(plain: nn.Module, inputs: Inputs) -> Any:
     """Call the model once: its own error is shorter than the exporter's."""
     args, kwargs = inputs
     try:
         with torch.no_grad():
             return plain(*args, **kwargs)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise FissileError(f"the model does not take these example_inputs: {reason}") from error
+        raise FissileError(
+            f"the model does not take these example_inputs: {first_line(error)}"
+        ) from error
 
 
 def _check_dtypes(model: nn.Module) -> None:
@@ -177,8 +175,8 @@ def _resized(inputs: Inputs, free: Sequence[Free], *, all_sizes: bool) -> Inputs
 
 def _exported(plain: nn.Module, inputs: Inputs, free: Any, names: Sequence[str]) -> Any:
     args, kwargs = inputs
-    leaves = [dict.fromkeys(dims, torch.export.Dim.DYNAMIC) or None for dims in free]
-    shapes: Any = dict(zip(kwargs, leaves, strict=True)) if kwargs else tuple(leaves)
+    sizes = [dict.fromkeys(dims, torch.export.Dim.DYNAMIC) or None for dims in free]
+    shapes: Any = dict(zip(kwargs, sizes, strict=True)) if kwargs else tuple(sizes)
     try:
         with torch.no_grad(), _quiet():
             program = torch.onnx.export(
@@ -194,9 +192,10 @@ def _exported(plain: nn.Module, inputs: Inputs, free: Any, names: Sequence[str])
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        reason = str(cause).strip().partition("\n")[0]
         advice = " (try dynamic_batch=False or dynamic_sequence=False)" if any(free) else ""
-        raise FissileError(f"torch.onnx cannot export this model{advice}: {reason}") from error
+        raise FissileError(
+            f"torch.onnx cannot export this model{advice}: {first_line(cause)}"
+        ) from error
     assert program is not None
     program.rename_axes(_rename(program.model.graph, free, names))
     for node in program.model.graph.all_nodes():
@@ -221,7 +220,7 @@ def _quiet() -> Iterator[None]:
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
             yield
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fissile._common.errors import FileError, FissileError
+from fissile._common.errors import FileError, FissileError, first_line
 from fissile._common.files import atomic_write, open_regular
 from fissile.expansion.structure import VERSION
 from fissile.layers import REMOVED, DropConnectLinear, Partitioned, SparseLayer
@@ -40,7 +40,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except FileError:
         raise
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: the recipe is damaged: {_first(error)}") from None
+        raise FileError(f"{path}: the recipe is damaged: {first_line(error)}") from None
     if not isinstance(recipe, dict) or not isinstance(recipe.get("layers"), dict):
         raise FileError(f"{path}: the recipe is damaged: it names no layers")
     if recipe.get("version") != VERSION:
@@ -66,7 +66,7 @@ def opened_file(path: str | os.PathLike[str]) -> Iterator[Any]:
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
     except (OSError, SafetensorError) as error:
-        raise FileError(f"{path}: not a readable safetensors file: {_first(error)}") from None
+        raise FileError(f"{path}: not a readable safetensors file: {first_line(error)}") from None
 
 
 def _parsed(text: str) -> Any:
@@ -76,11 +76,6 @@ def _parsed(text: str) -> Any:
         return json.loads(text, parse_constant=numbers.__getitem__)
     except KeyError:
         raise ValueError("a number in it is NaN") from None
-
-
-def _first(error: Exception) -> str:
-    """Return the first line of an error: behind it may be a trace of C++."""
-    return str(error).strip().split("\n")[0][:300]
 
 
 def _check_names(tensors: Iterable[str], recipe: Mapping[str, Any]) -> None:
@@ -97,7 +92,9 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     except FissileError as error:
         raise FileError(f"{path}: {error}") from None
     except _MISFITS as error:
-        raise FileError(f"{path}: the recipe and the tensors do not fit: {_first(error)}") from None
+        raise FileError(
+            f"{path}: the recipe and the tensors do not fit: {first_line(error)}"
+        ) from None
 
 
 def write(tensors: dict[str, Tensor], recipe: dict[str, Any], path: Path, **notes: str) -> None:

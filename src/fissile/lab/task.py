@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args
 
 from fissile._common.errors import FissileError, whole
 from fissile.data import Formula, Negatives, Others
-from fissile.data.entries import ENTRIES, Entry
+from fissile.data.catalogue import ENTRIES, Entry
 from fissile.data.sets import Scaling
 
 #: Marks a field that trials did not always have: at its default, the key is what it was before.

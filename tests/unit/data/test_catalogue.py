@@ -23,8 +23,7 @@ from data_files import (
 
 from fissile import FileError, FissileError
 from fissile.data import catalogue, check, load, load_texts, write_features
-from fissile.data.catalogue import find
-from fissile.data.entries import ENTRIES, Remote
+from fissile.data.catalogue import ENTRIES, Remote, find
 from fissile.data.idx import FILES
 
 CLIP = "cifar100-clip-vit-b-16"

@@ -9,9 +9,8 @@ from data_files import feature_table, features
 
 from fissile import FileError, FissileError
 from fissile.data import catalogue, check, load, write_features
-from fissile.data.catalogue import find
+from fissile.data.catalogue import ENTRIES, find
 from fissile.data.cifar import COARSE, SUPERCLASSES, coarsened
-from fissile.data.entries import ENTRIES
 
 LITE = "cifar100-efficientnet-lite2"
 COARSE_LITE = "cifar100-coarse-efficientnet-lite2"

@@ -23,9 +23,9 @@ from pyarrow import parquet
 
 from fissile import FileError
 from fissile._common.errors import printable
+from fissile._common.files import reading, replacing_folder
 from fissile.data import catalogue, cifar, read_features, tables, write_features
 from fissile.data.cifar import read_cifar
-from fissile.data.disk import reading, replacing_folder
 from fissile.data.embed.sources import decode, of_folder
 from fissile.data.idx import read_idx
 

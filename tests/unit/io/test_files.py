@@ -19,7 +19,7 @@ from torch import nn
 
 import fissile
 from fissile import MLP, FileError, dropconnect, expand, load, nonzeros, save, to_masked
-from fissile.io import inspect
+from fissile.io import packing
 from fissile.layers import mlp
 from fissile.packed.files import checksum, sealed
 
@@ -397,7 +397,7 @@ def test_names_are_plain_text(saved, tmp_path):
 
 def test_sizes_that_torch_cannot_hold_are_one_line(saved):
     rewrite(saved, lambda _, recipe: recipe["layers"]["layers.0"].update(inputs=2**64))
-    for read in (load, inspect.read):
+    for read in (load, packing.read):
         with pytest.raises(FileError) as refused:
             read(saved)
         assert "frame #" not in str(refused.value)
@@ -416,4 +416,4 @@ def test_a_name_of_many_parts_is_refused(tmp_path):
 
     rewrite(tmp_path / "m", change)
     with pytest.raises(FileError, match="names have more than 65,536 parts in all"):
-        inspect.read(tmp_path / "m")
+        packing.read(tmp_path / "m")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fissile import MLP, FileError, expand, load, pack, save, to_dense, unpack
-from fissile.io import inspect
+from fissile.io import packing
 from fissile.packed import dispatch
 from fissile.packed import files as packs
 from fissile.packed.files import lengthened, opened, sealed, shortened
@@ -320,7 +320,7 @@ def test_files_of_a_later_version_ask_for_it(clean, tmp_path):
     tensors, recipe = parts(path)
     entry(recipe).update(layout="spiral")
     write(path, tensors, recipe)
-    for read in (load, inspect.read):
+    for read in (load, packing.read):
         with pytest.raises(FileError, match=r"'spiral': written by a newer fissile; update it"):
             read(path)
 
@@ -363,7 +363,7 @@ def test_filters_of_another_size_are_refused(kernel, tmp_path):
     tensors, recipe = parts(path)
     entry(recipe, "0").update(kernel=kernel)
     write(path, tensors, recipe)
-    for read in (lambda: load(path, dense), lambda: inspect.read(path)):
+    for read in (lambda: load(path, dense), lambda: packing.read(path)):
         with pytest.raises(FileError, match=str(path)):
             read()
 
@@ -374,7 +374,7 @@ def test_a_linear_layer_has_no_filters(clean, tmp_path):
     tensors, recipe = parts(path)
     entry(recipe).update(kernel=[1, 1])
     write(path, tensors, recipe)
-    for read in (load, inspect.read):
+    for read in (load, packing.read):
         with pytest.raises(FileError, match=r"kernel=\[1, 1\] in the recipe, not None"):
             read(path)
 
@@ -396,7 +396,7 @@ def test_children_that_no_parents_have_are_refused(tmp_path):
     tensors, recipe = parts(tmp_path / "m")
     entry(recipe, "0").update(outputs=9)
     write(tmp_path / "m", tensors, recipe)
-    for read in (lambda: load(tmp_path / "m", bare), lambda: inspect.read(tmp_path / "m")):
+    for read in (lambda: load(tmp_path / "m", bare), lambda: packing.read(tmp_path / "m")):
         with pytest.raises(FileError, match="in the recipe"):
             read()
 

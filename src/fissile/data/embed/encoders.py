@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fissile._common.errors import FileError, FissileError, needs
+from fissile._common.errors import FileError, FissileError, first_line, needs
 from fissile.data.embed.frozen import Encoder, ImageEncoder, TextEncoder, foreign, reason
 
 if TYPE_CHECKING:
@@ -220,8 +220,9 @@ def _weights(path: str) -> dict[str, Tensor]:
             return dict(load_file(path))
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # every way in which a file can be torn or hostile
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(f"{path} holds no weights that can be read safely: {why}") from None
+        raise FileError(
+            f"{path} holds no weights that can be read safely: {first_line(error)}"
+        ) from None
     return dict(weights.get("state_dict", weights))
 
 

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError, whole
+from fissile._common.files import locked
 from fissile._common.progress import ProgressBar
-from fissile.data.disk import locked
 from fissile.data.embed.encoders import encoder as find_encoder
 from fissile.data.embed.frozen import Encoder, foreign
 from fissile.data.embed.part import Part

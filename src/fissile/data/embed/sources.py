@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError, needs
-from fissile._common.files import open_regular
+from fissile._common.files import open_regular, reading
 from fissile.data.catalogue import ENTRIES, load, load_texts
-from fissile.data.disk import reading
 from fissile.data.sets import Labelled
 from fissile.data.text import Texts
 
