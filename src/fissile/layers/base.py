@@ -100,7 +100,7 @@ class Pair:
         if not f".{name}".endswith(f".{self.second}"):
             return None
         prefix = name.removesuffix(self.second)
-        return self.mapped(lambda one: prefix + one)
+        return self.mapped(lambda part: prefix + part)
 
     def mapped(self, rename: Callable[[str], str]) -> Pair:
         """Name every module otherwise."""
@@ -119,16 +119,9 @@ class SparseLayer(nn.Module, ABC):
     bias: nn.Parameter | None
     #: Of a layer that reads children: which layers it was split with, by names beside its own.
     pair: Pair | None = None
-
-    @property
-    @abstractmethod
-    def inputs(self) -> int:
-        """How many features or channels go in."""
-
-    @property
-    @abstractmethod
-    def outputs(self) -> int:
-        """How many features or channels come out."""
+    #: How many features or channels go in and come out.
+    inputs: int
+    outputs: int
 
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = nn.Parameter(weight.detach().clone())
@@ -137,9 +130,8 @@ class SparseLayer(nn.Module, ABC):
     def _fill(self, plain: nn.Module) -> nn.Module:
         """Give a plain layer what this one computes with."""
         weight = self.dense_weight().detach()
-        plain.weight = nn.Parameter(
-            weight.mT.contiguous() if is_transposed(plain) else weight.clone()
-        )
+        weight = weight.mT.contiguous() if is_transposed(plain) else weight.clone()
+        plain.weight = nn.Parameter(weight)
         plain.register_parameter("bias", _own(self.bias))
         return plain
 
@@ -169,10 +161,8 @@ class SparseLayer(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Show how much of the layer exists."""
-        return (
-            f"bias={self.bias is not None}, "
-            f"nonzeros={'unknown' if self.weight.is_meta else self.nonzeros()}"
-        )
+        nonzeros = "unknown" if self.weight.is_meta else self.nonzeros()
+        return f"bias={self.bias is not None}, nonzeros={nonzeros}"
 
 
 class Partitioned(SparseLayer):

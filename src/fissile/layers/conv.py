@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -48,16 +49,9 @@ class SparseConv2d(SparseLayer):
     kernel_size: tuple[int, ...]
     geometry: Geometry
 
-    @property
-    def inputs(self) -> int:
-        """How many channels go in."""
-        return self.in_channels
-
-    @property
-    def outputs(self) -> int:
-        """How many channels come out."""
-        return self.out_channels
-
+    # What all expanded layers have under one name.
+    inputs: Any = property(attrgetter("in_channels"))
+    outputs: Any = property(attrgetter("out_channels"))
     # What code around an nn.Conv2d may ask; grouped convolutions are not expanded.
     stride = property(attrgetter("geometry.stride"))
     padding = property(attrgetter("geometry.padding"))
@@ -72,9 +66,8 @@ class SparseConv2d(SparseLayer):
         how, padding = self.geometry, self.geometry.padding
         if how.padding_mode != "zeros":
             x, padding = functional.pad(x, how.border(self.kernel_size), how.padding_mode), (0, 0)
-        return functional.conv2d(
-            x, self.pass_weight(), self.bias, how.stride, padding, how.dilation
-        )
+        weight = self.pass_weight()
+        return functional.conv2d(x, weight, self.bias, how.stride, padding, how.dilation)
 
     def rows(self, tensor: Tensor) -> Tensor:
         """View it as one row for every filter."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,30 +22,14 @@ class SparseLinear(SparseLayer):
     #: Whether it stands for a ``Conv1D`` of transformers, whose weight lies the other way round.
     transposed: bool
 
-    @property
-    def inputs(self) -> int:
-        """How many features go in."""
-        return self.in_features
+    # What all expanded layers have under one name.
+    inputs: Any = property(attrgetter("in_features"))
+    outputs: Any = property(attrgetter("out_features"))
 
-    @property
-    def outputs(self) -> int:
-        """How many features come out."""
-        return self.out_features
-
-    @property
-    def nx(self) -> int:
-        """How many features go in, as a ``Conv1D`` calls it; no other layer has the name."""
-        return self._of_conv1d("nx", self.in_features)
-
-    @property
-    def nf(self) -> int:
-        """How many features come out, as a ``Conv1D`` calls it."""
-        return self._of_conv1d("nf", self.out_features)
-
-    def _of_conv1d(self, name: str, size: int) -> int:
-        if not self.transposed:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return size
+    def _size(self, inputs: int, outputs: int, transposed: bool) -> None:
+        self.in_features, self.out_features, self.transposed = inputs, outputs, transposed
+        if transposed:
+            self.nx, self.nf = inputs, outputs  # the same, as a Conv1D calls them
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch children"]:
         """Apply the linear map."""
@@ -67,10 +54,8 @@ class SparseLinear(SparseLayer):
 
     def extra_repr(self) -> str:
         """Show the shape and how much of it exists."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"{super().extra_repr()}"
-        )
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, {super().extra_repr()}"
 
 
 class PartitionedLinear(Partitioned, SparseLinear):
@@ -93,8 +78,8 @@ class PartitionedLinear(Partitioned, SparseLinear):
         transposed: bool = False,
     ) -> None:
         super().__init__()
-        parents, self.in_features = weight.shape[-2:]
-        self.out_features, self.transposed = alpha * parents, transposed
+        parents, inputs = weight.shape[-2:]
+        self._size(inputs, alpha * parents, transposed)
         self._deal(weight, owner, alpha, bias)
 
 
@@ -117,8 +102,7 @@ class MaskedLinear(Masked, SparseLinear):
         transposed: bool = False,
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape[-2:]
-        self.transposed = transposed
+        self._size(weight.shape[-1], weight.shape[-2], transposed)
         self._cover(weight, mask, bias)
 
 
@@ -147,8 +131,7 @@ class DropConnectLinear(SparseLinear):
         transposed: bool = False,
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape[-2:]
-        self.transposed = transposed
+        self._size(weight.shape[-1], weight.shape[-2], transposed)
         self._hold(weight, bias)
         self.register_buffer("degree", degree.to(torch.int32))
         # The seed and the passes so far: with them a saved model goes on with the same masks.
@@ -164,9 +147,7 @@ class DropConnectLinear(SparseLinear):
 
     def pass_weight(self) -> Float[Tensor, "children inputs"]:
         """Return a freshly masked weight in training, the dense scaled weight in evaluation."""
-        if not self.training:
-            return self.dense_weight()
-        return self.masked(self.draw_mask())
+        return self.masked(self.draw_mask()) if self.training else self.dense_weight()
 
     def masked(self, mask: Bool[Tensor, "children inputs"]) -> Float[Tensor, "children inputs"]:
         """Return the weights under a mask, zeros elsewhere."""

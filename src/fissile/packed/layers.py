@@ -215,8 +215,7 @@ class PackedLinear(Packed, SparseLinear):
     """What the packed linear layers share."""
 
     def _shape_as(self, like: Any) -> None:
-        self.in_features, self.out_features = like.inputs, like.outputs
-        self.transposed = like.transposed
+        self._size(like.inputs, like.outputs, like.transposed)
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         return self.activated(x, "none")
