@@ -1,13 +1,11 @@
 """Following neurons through a graph, from the layer that makes them to the one that reads them.
 
-A tensor carries neurons (`Stream`) or both halves of a fused layer's neurons (`Halves`). Calls that
-treat every neuron by itself are told from those that may mix them.
+Calls that treat every neuron by itself are told from those that may mix them.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -57,6 +55,7 @@ class Stream:
     conv: bool
     half: int | None = None  # which half of a fused layer's neurons
     fused: bool = False  # both halves, multiplied
+    cut: bool = False  # a tuple of both halves, as ``chunk(2, -1)`` gives them
     active: bool = False  # an activation was on the way
     between: tuple[str, ...] = ()
 
@@ -72,24 +71,16 @@ class Stream:
 
     def alike(self, other: Stream) -> bool:
         """Return whether another stream has the same neurons in the same order."""
-        mine, yours = (self.roots, self.half, self.fused), (other.roots, other.half, other.fused)
-        return mine == yours
+        return (self.roots, self.half, self.fused) == (other.roots, other.half, other.fused)
 
     def taken(self, which: int) -> Stream:
         """Return one half of a fused layer's neurons."""
-        return replace(self, half=which, width=self.width // 2)
+        return replace(self, half=which, cut=False, width=self.width // 2)
 
     def joined(self) -> Stream:
         """Return both halves multiplied; half as many neurons as rows."""
         width = self.width if self.half is not None else self.width // 2
         return replace(self, half=None, fused=True, active=True, width=width)
-
-
-@dataclass(frozen=True)
-class Halves:
-    """Both halves of a stream, as ``chunk(2, -1)`` gives them."""
-
-    stream: Stream
 
 
 def merged(streams: list[Stream], active: bool) -> Stream:
@@ -99,39 +90,23 @@ def merged(streams: list[Stream], active: bool) -> Stream:
     return replace(streams[0], between=tuple(between), active=active)
 
 
-def gate_trouble(one: Stream, other: Stream) -> str | None:
-    """Return why two streams that are multiplied are not gate and up; None if they are."""
-    if not (one.whole and other.whole) or one.conv or other.conv or one.width != other.width:
-        return "its output is multiplied with other neurons, and they are not gate and up"
-    if one.roots[0].all_input_nodes[:1] != other.roots[0].all_input_nodes[:1]:
-        return "it is multiplied like gate and up with a layer that reads a different input"
-    return None
-
-
-def _tables() -> tuple[dict[Callable[..., Any], Role], dict[str, Role]]:
+def _roles() -> dict[Any, Role]:
     """Look every name up among torch's functions, Python's operators and a tensor's methods."""
-    functions: dict[Callable[..., Any], Role] = {}
-    methods: dict[str, Role] = {}
+    roles: dict[Any, Role] = {}
     for role, names in _NAMES.items():
         for name in names.split():
             for known in (name, f"{name}_"):  # and the variant in place
                 for home in (torch, functional, operator):
                     function = getattr(home, known, None)
                     if callable(function) and not isinstance(function, type):
-                        functions[function] = role
+                        roles[function] = role
                 if hasattr(torch.Tensor, known):
-                    methods[known] = role
-    return functions, methods
+                    roles[known] = role
+    return roles
 
 
-_FUNCTIONS, _METHODS = _tables()
-
-
-def role_of(node: fx.Node) -> Role | None:
-    """Return what a call in a graph does to neurons; None where it may mix them."""
-    if node.op == "call_method":
-        return _METHODS.get(str(node.target))
-    return _FUNCTIONS.get(node.target) if callable(node.target) else None
+#: What the calls of a graph do to neurons, by function or a method's name; others may mix them.
+_ROLES = _roles()
 
 
 def name_of(node: fx.Node) -> str:
@@ -145,24 +120,24 @@ def name_of(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def halves_of(node: fx.Node, tag: Stream | Halves) -> tuple[Halves | Stream, bool] | None:
+def halves_of(node: fx.Node, stream: Stream) -> tuple[Stream, bool] | None:
     """Return what a cut in two or the taking of a half yields; None for anything else.
 
     The second value says whether the code gives the width of a half, which may not widen along.
     """
-    if isinstance(tag, Halves):
-        which = node.args[1] if node.target is operator.getitem else None
-        if not isinstance(which, int) or not -2 <= which < 2:
+    index = node.args[1] if node.target is operator.getitem else None
+    if stream.cut:
+        if not isinstance(index, int) or not -2 <= index < 2:
             return None
-        return tag.stream.taken(which % 2), False
-    if not tag.whole or tag.conv or tag.width % 2:
+        return stream.taken(index % 2), False
+    if not stream.whole or stream.conv or stream.width % 2:
         return None
-    role = role_of(node)
+    role = _ROLES.get(node.target)
     if role == "glu":
-        return (tag.joined(), False) if _argument(node, 1, "dim", -1) == -1 else None
+        return (stream.joined(), False) if _argument(node, 1, "dim", -1) == -1 else None
     if role == "cut":
-        return _cut(node, tag)
-    half = _slice(node.args[1], tag) if node.target is operator.getitem else None
+        return _cut(node, stream)
+    half = _slice(index, stream)
     return None if half is None else (half, True)
 
 
@@ -170,7 +145,7 @@ def _argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
-def _cut(node: fx.Node, stream: Stream) -> tuple[Halves, bool] | None:
+def _cut(node: fx.Node, stream: Stream) -> tuple[Stream, bool] | None:
     """Read ``chunk(2, -1)``, or a cut by sizes that are or may be half the width."""
     if _argument(node, 2, "dim", 0) != -1:
         return None
@@ -178,11 +153,13 @@ def _cut(node: fx.Node, stream: Stream) -> tuple[Halves, bool] | None:
     sizes = [value for key, value in node.kwargs.items() if key not in ("dim", "input")]
     size = node.args[1] if len(node.args) > 1 else next(iter(sizes), None)
     if name in ("chunk", "tensor_split") and size == 2:
-        return Halves(stream), False
+        return replace(stream, cut=True), False
     half = stream.width // 2
     fixed = (half, [half, half]) if name.startswith("split") else ([half],)
     size = list(size) if isinstance(size, list | tuple) else size
-    return (Halves(stream), True) if isinstance(size, fx.Node) or size in fixed else None
+    if not isinstance(size, fx.Node) and size not in fixed:
+        return None
+    return replace(stream, cut=True), True
 
 
 def _slice(index: Any, stream: Stream) -> Stream | None:
@@ -211,6 +188,11 @@ FROZEN = "it is used under torch.no_grad(), so no gradient comes back"
 _VERBS = {"add": "added to", "sub": "subtracted from", "mul": "multiplied with"}
 
 
+def joined_path(path: str, name: str) -> str:
+    """Return the name of a module below another one; either may be empty."""
+    return f"{path}.{name}" if path and name else path or name
+
+
 @dataclass
 class Scope:
     """A module whose forward was traced, and what it does."""
@@ -229,7 +211,7 @@ class Follower:
 
     def __init__(self, scope: Scope, root: nn.Module, path: str, trouble: dict[str, str]) -> None:
         self.scope, self.root, self.path, self.trouble = scope, root, path, trouble
-        self.tags: dict[fx.Node, Stream | Halves] = {}
+        self.streams: dict[fx.Node, Stream] = {}
         self.spoiled: dict[fx.Node, str] = {}
         self.reads: dict[fx.Node, list[tuple[Stream, fx.Node]]] = {}
         self.modules = dict(root.named_modules())
@@ -238,11 +220,11 @@ class Follower:
         self.reasons: dict[str, str] = {}
 
         for node in scope.graph.nodes:
-            tag = self._step(node)
-            if tag is not None:
-                self.tags[node] = tag
-            if isinstance(tag, Stream) and _in_place(node, self.modules):
-                self.tags[node.all_input_nodes[0]] = tag
+            stream = self._step(node)
+            if stream is not None:
+                self.streams[node] = stream
+                if not stream.cut and _in_place(node, self.modules):
+                    self.streams[node.all_input_nodes[0]] = stream
         for node in scope.kept:
             self._spoil([node], "its output is kept in an attribute, where others may read it")
         for layer in self.reads:
@@ -251,7 +233,7 @@ class Follower:
 
     def _step(self, node: fx.Node) -> Any:
         """Return what a node carries; what is not understood spoils the neurons it takes."""
-        carried = [source for source in node.all_input_nodes if source in self.tags]
+        carried = [source for source in node.all_input_nodes if source in self.streams]
         if node.meta.get("frozen"):
             self._spoil(carried, FROZEN)
         if node.op == "call_module":
@@ -265,9 +247,9 @@ class Follower:
 
     def _module(self, node: fx.Node) -> Stream | None:
         module, name = self.modules[str(node.target)], self._name(node)
-        carried = [source for source in node.all_input_nodes if source in self.tags]
-        stream = self.tags[carried[0]] if len(carried) == 1 else None
-        if not isinstance(stream, Stream):
+        carried = [source for source in node.all_input_nodes if source in self.streams]
+        stream = self.streams[carried[0]] if len(carried) == 1 else None
+        if stream is None or stream.cut:
             self._spoil(carried, f"its output is used by {self._called(str(node.target))}")
             stream = None
         if not is_layer(module):
@@ -299,7 +281,7 @@ class Follower:
 
     def _pass(self, target: str, module: nn.Module, stream: Stream) -> Stream | None:
         """Return the neurons after a module that is not a layer, if they pass it."""
-        name = self._full(target)
+        name = joined_path(self.path, target)
         bends = passage(module, name, stream.width, stream.conv)
         if isinstance(bends, bool):
             return stream.through(name, active=bends)
@@ -315,34 +297,34 @@ class Follower:
         asked = node.args[1] if node.target is getattr else node.target
         if asked in _HARMLESS:
             return None
-        tags = [self.tags[source] for source in carried]
-        streams = [tag for tag in tags if isinstance(tag, Stream)]
+        streams = [self.streams[source] for source in carried]
         if asked in ("shape", "size"):
-            return self._doubt(tags, f"its width is read by {self._what(node)}; {TRY}")
-        if len(tags) == 1 and (half := halves_of(node, tags[0])) is not None:
+            return self._doubt(streams, f"its width is read by {self._what(node)}; {TRY}")
+        if len(streams) == 1 and (half := halves_of(node, streams[0])) is not None:
             if half[1]:
-                self._doubt(tags, _FIXED + TRY)
+                self._doubt(streams, _FIXED + TRY)
             return half[0]
-        if len(streams) < len(tags):
+        if any(stream.cut for stream in streams):
             return self._spoil(carried, f"its halves go through {self._what(node)} together")
         if asked in ("detach", "detach_", "data"):
             return self._spoil(carried, "its output is detached, so no gradient comes back")
         return self._elementwise(node, carried, streams)
 
     def _elementwise(self, node: fx.Node, carried: list[fx.Node], streams: list[Stream]) -> Any:
-        role, what = role_of(node), self._what(node)
+        role, what = _ROLES.get(node.target), self._what(node)
         if role == "cast":
             return streams[0] if carried[0] is node.args[0] else None
         if role == "channels" and streams[0].conv and not node.kwargs.get("return_indices"):
             return streams[0]
         if role not in ("bend", "pass", "times", "ratio"):
             return self._spoil(carried, f"its output goes through {what}, which may mix neurons")
-        if any(one not in self.tags and self._numbers(one) != 1 for one in node.all_input_nodes):
+        others = [source for source in node.all_input_nodes if source not in self.streams]
+        if any(source.meta.get("numel") != 1 for source in others):
             verb = _VERBS.get(name_of(node).strip(".()_"), "combined with")
             trouble = f"its output is {verb} something that does not widen, by {what}"
             return self._spoil(carried, trouble)
         # x * x and x * f(x) bend; x * 2 does not.
-        several = sum(isinstance(one, fx.Node) for one in node.args) > 1
+        several = sum(isinstance(argument, fx.Node) for argument in node.args) > 1
         bends = role == "bend" or (role in ("times", "ratio") and several)
         if all(stream.alike(streams[0]) for stream in streams):
             return merged(streams, bends)
@@ -354,8 +336,11 @@ class Follower:
         """Join the halves of a fused layer, or gate and up."""
         if one.roots == other.roots and {one.half, other.half} == {0, 1}:
             return merged([one, other], True).joined()
-        trouble = gate_trouble(one, other)
-        if trouble is not None:
+        if not (one.whole and other.whole) or one.conv or other.conv or one.width != other.width:
+            trouble = "its output is multiplied with other neurons, and they are not gate and up"
+            return self._spoil(carried, trouble)
+        if one.roots[0].all_input_nodes[:1] != other.roots[0].all_input_nodes[:1]:
+            trouble = "it is multiplied like gate and up with a layer that reads a different input"
             return self._spoil(carried, trouble)
         # The gate is what passes an activation; where that tells nothing, what is listed first.
         order = list(self.modules)
@@ -363,14 +348,6 @@ class Follower:
             (one, other), key=lambda s: (not s.active, order.index(str(s.roots[0].target)))
         )
         return replace(merged([gate, up], True), roots=(*gate.roots, *up.roots))
-
-    def _numbers(self, node: fx.Node) -> int | None:
-        """Count the numbers of a tensor that the model holds; None for any other."""
-        if "numel" in node.meta:
-            return int(node.meta["numel"])
-        if node.op == "get_attr":
-            return self.root.get_parameter(str(node.target)).numel()
-        return None
 
     def _judge(self, root: fx.Node) -> str | None:
         """Make a place of a layer's neurons, or return why there is none."""
@@ -393,35 +370,29 @@ class Follower:
             kind: Kind = "conv" if stream.conv else "fused" if stream.fused else "mlp"
             kind = "gated" if len(stream.roots) == 2 else kind
             firsts = tuple(self._name(layer) for layer in stream.roots)
-            doubts = [self.doubts[layer] for layer in stream.roots if layer in self.doubts]
-            doubt = doubts[0] if doubts else None
+            doubt = next((self.doubts[r] for r in stream.roots if r in self.doubts), None)
             self.places.append(Candidate(kind, firsts, stream.between, second, doubt))
         return None
 
     def _spoil(self, nodes: list[fx.Node], reason: str) -> Any:
         for node in nodes:
-            tag = self.tags.get(node)
-            if tag is not None:
-                self._refuse(tag if isinstance(tag, Stream) else tag.stream, reason)
+            if node in self.streams:
+                self._refuse(self.streams[node], reason)
         return None  # so nothing is carried on
 
-    def _doubt(self, tags: list[Stream | Halves], reason: str) -> None:
-        for tag in tags:
-            for root in (tag if isinstance(tag, Stream) else tag.stream).roots:
-                self.doubts.setdefault(root, reason)
+    def _doubt(self, streams: list[Stream], reason: str) -> None:
+        for root in (root for stream in streams for root in stream.roots):
+            self.doubts.setdefault(root, reason)
 
     def _refuse(self, stream: Stream, reason: str) -> None:
         for root in stream.roots:
             self.spoiled.setdefault(root, reason)
 
-    def _full(self, target: str) -> str:
-        return f"{self.path}.{target}" if self.path and target else self.path or target
-
     def _name(self, node: fx.Node) -> str:
-        return self._full(str(node.target))
+        return joined_path(self.path, str(node.target))
 
     def _called(self, target: str) -> str:
-        return f"{self._full(target)!r} ({type(self.modules[target]).__name__})"
+        return f"{joined_path(self.path, target)!r} ({type(self.modules[target]).__name__})"
 
     def _what(self, node: fx.Node) -> str:
         """Name a call and the module it stands in, unless that is the scope itself."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -32,17 +32,40 @@ _PLAIN = {
 
 #: A plain pair; gate and up side by side; the same as one matrix; filters.
 Kind = Literal["mlp", "gated", "fused", "conv"]
+_Place = TypeVar("_Place", bound="Modules")
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A possible place by the names of its modules; with a ``doubt`` it must be tried out first."""
+class Modules:
+    """The modules of a place, by their names."""
 
     kind: Kind
     firsts: tuple[str, ...]
     between: tuple[str, ...]
     second: str
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """All layers with weights that count: the firsts and the second."""
+        return (*self.firsts, self.second)
+
+
+@dataclass(frozen=True)
+class Candidate(Modules):
+    """A possible place; with a ``doubt`` it must be tried out first."""
+
     doubt: str | None = None
+
+
+def disjoint(places: Iterable[_Place]) -> list[_Place]:
+    """Return places that have no layer in common: of two that have one, the first."""
+    chosen: list[_Place] = []
+    spent: set[str] = set()
+    for place in places:
+        if spent.isdisjoint(place.layers):
+            chosen.append(place)
+            spent.update(place.layers)
+    return chosen
 
 
 def forward_of(module: nn.Module) -> Any:

@@ -21,6 +21,7 @@ from fissile.discovery.meta_copy import meta_copy, random_numbers_apart
 from fissile.discovery.module_checks import (
     Candidate,
     Kind,
+    Modules,
     has_hooks,
     is_layer,
     kind_of,
@@ -50,7 +51,7 @@ _NUMBERS = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(Modules):
     """A place where neurons can be split: the layers that make them and the one that reads them.
 
     >>> place = discover(MLP([32, 8, 1])).places[0]
@@ -62,10 +63,6 @@ class Place:
     through on their way to ``second``; those with something for every neuron widen with them.
     """
 
-    kind: Kind
-    firsts: tuple[str, ...]
-    between: tuple[str, ...]
-    second: str
     inputs: int
     neurons: int
     outputs: int
@@ -75,11 +72,6 @@ class Place:
     def name(self) -> str:
         """The name of the layer whose neurons split first."""
         return self.firsts[0]
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """All layers with weights that count: the firsts and the second."""
-        return (*self.firsts, self.second)
 
 
 @dataclass(frozen=True)
@@ -335,16 +327,10 @@ def _place(model: nn.Module, candidate: Candidate) -> Place:
     for layer in layers:
         assert isinstance(layer.weight, torch.Tensor)
         nonzeros += int(torch.count_nonzero(layer.weight.detach()))
-    return Place(
-        kind=candidate.kind,
-        firsts=candidate.firsts,
-        between=candidate.between,
-        second=candidate.second,
-        inputs=inputs,
-        neurons=rows // 2 if candidate.kind == "fused" else rows,
-        outputs=sizes_of(layers[-1])[1],
-        nonzeros=nonzeros,
-    )
+    neurons = rows // 2 if candidate.kind == "fused" else rows
+    outputs = sizes_of(layers[-1])[1]
+    names = candidate.firsts, candidate.between, candidate.second
+    return Place(candidate.kind, *names, inputs, neurons, outputs, nonzeros)
 
 
 def _refusal(name: str, layer: nn.Module, reason: str) -> Refusal:

@@ -11,14 +11,15 @@ import contextlib
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from fissile.discovery.follow import TRY, Follower, Scope
+from fissile._common.errors import first_line
+from fissile.discovery.follow import TRY, Follower, Scope, joined_path
 from fissile.discovery.meta_copy import reseed
 from fissile.discovery.module_checks import (
     Candidate,
@@ -63,10 +64,10 @@ class Survey:
             self._children(module, path, f"it is inside attention ({path!r})", doubt)
         elif is_transformer_layer(module):
             added = "its output is added to something that does not widen"
-            self.reasons.setdefault(_join(path, "linear2"), added)
+            self.reasons.setdefault(joined_path(path, "linear2"), added)
             for name, child in module.named_children():
                 if name not in ("linear1", "linear2"):  # attention comes first, as data flows
-                    self.visit(child, _join(path, name), f"it is inside {path!r}", doubt)
+                    self.visit(child, joined_path(path, name), f"it is inside {path!r}", doubt)
             self._trace(module, path, doubt, "_ff_block")
         elif _is_closed(module) or isinstance(module, torch.jit.ScriptModule):
             return
@@ -77,7 +78,7 @@ class Survey:
 
     def _children(self, module: nn.Module, path: str, why: str, doubt: str | None) -> None:
         for name, child in module.named_children():
-            self.visit(child, _join(path, name), why, doubt)
+            self.visit(child, joined_path(path, name), why, doubt)
 
     def _trace(
         self, module: nn.Module, path: str, doubt: str | None, method: str = "forward"
@@ -93,20 +94,20 @@ class Survey:
             self.untraced.append(path)
             if doubt is None and not is_known_code(module):
                 name = type(module).__name__
-                doubt = f"the forward of {name}, which may use parts of it alone, could not be "
-                doubt += f"traced; {TRY}"
+                uses = f"the forward of {name}, which may use parts of it alone"
+                doubt = f"{uses}, could not be traced; {TRY}"
             self._children(module, path, _hidden(module, path, scope), doubt)
             return
-        found = Follower(scope, self.model.get_submodule(path), path, self.trouble)
-        self.places += [replace(place, doubt=place.doubt or doubt) for place in found.places]
-        self.reasons = found.reasons | self.reasons
+        follower = Follower(scope, self.model.get_submodule(path), path, self.trouble)
+        self.places += [replace(place, doubt=place.doubt or doubt) for place in follower.places]
+        self.reasons = follower.reasons | self.reasons
         self._note(scope, module, path, doubt)
         self._uncalled(scope, module, path, "", doubt)
 
     def _note(self, scope: Scope, root: nn.Module, path: str, doubt: str | None) -> None:
         """Note the calls in order, opaque modules opened where they stand."""
         for node in scope.graph.nodes:
-            name = _join(path, str(node.target))
+            name = joined_path(path, str(node.target))
             if node.op == "get_attr" and _is_read(node):
                 self.reads.add(name)
             if node.op != "call_module":
@@ -123,10 +124,10 @@ class Survey:
     ) -> None:
         """Look into modules that the traced code never reached; they may be used otherwise."""
         for name, child in module.named_children():
-            inner = _join(below, name)
+            inner = joined_path(below, name)
             if inner not in scope.reached:
                 why = "nothing that could be traced calls it"
-                self.visit(child, _join(path, inner), why, doubt)
+                self.visit(child, joined_path(path, inner), why, doubt)
             elif inner not in scope.opaque and not _is_closed(child):
                 self._uncalled(scope, child, path, inner, doubt)
 
@@ -145,15 +146,10 @@ def _is_read(node: fx.Node) -> bool:
     return any(user.target is not getattr or user.args[1] not in plain for user in node.users)
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path and name else path or name
-
-
 def _is_closed(module: nn.Module) -> bool:
     """Return whether a module stays whole in a graph: layers, norms, activations."""
-    if is_layer(module) or isinstance(module, nn.MultiheadAttention):
-        return True
-    if is_transformer_layer(module):
+    known = is_layer(module) or is_transformer_layer(module)
+    if known or isinstance(module, nn.MultiheadAttention):
         return True
     if any(True for _ in module.children()):
         return False
@@ -165,14 +161,10 @@ def _trace_scope(root: nn.Module, broken: set[type[nn.Module]], method: str) -> 
     inner = {name: module for name, module in root.named_modules() if name}
     opaque = {
         name
-        for name, module in inner.items()
-        if not _is_closed(module)
-        and (
-            type(module) in broken
-            or isinstance(module, torch.jit.ScriptModule)
-            or has_hooks(module)
-        )
+        for name, m in inner.items()
+        if type(m) in broken or isinstance(m, torch.jit.ScriptModule) or has_hooks(m)
     }
+    opaque = {name for name in opaque if not _is_closed(inner[name])}
     while True:
         tracer = _Tracer(opaque, method)
         try:
@@ -208,10 +200,8 @@ def _above(names: set[str]) -> set[str]:
 
 
 def _short(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0].split(". ")[0].rstrip(".") if lines else ""
-    text = text if len(text) <= 80 else text[:77] + "..."
-    return text or type(error).__name__
+    text = first_line(error).split(". ")[0].rstrip(".")
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _kept(root: nn.Module, tracer: fx.Tracer) -> Iterator[fx.Node]:
@@ -241,13 +231,7 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.opaque or _is_closed(m)
 
-    def call_module(
-        self,
-        m: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         try:
             path = self.path_of_module(m)
         except NameError:
@@ -270,7 +254,9 @@ class _Tracer(fx.Tracer):
         if name is None:
             return attr_val
         if name not in parameter_proxy_cache:
-            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+            proxy = self.create_proxy("get_attr", name, (), {})
+            proxy.node.meta["numel"] = attr_val.numel()
+            parameter_proxy_cache[name] = proxy
         return parameter_proxy_cache[name]
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:

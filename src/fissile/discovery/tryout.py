@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fissile._common.errors import FissileError
 from fissile.discovery.meta_copy import as_it_is, copied_with, in_double, reseed
-from fissile.discovery.module_checks import Candidate
+from fissile.discovery.module_checks import Candidate, disjoint
 from fissile.layers import children_of, copied, is_transposed, widened
 
 _MAKES, _READS = ("out_features", "out_channels", "nf"), ("in_features", "in_channels", "nx")
@@ -30,25 +30,12 @@ def try_out(model: nn.Module, places: list[Candidate], example_inputs: Any) -> d
     failed = {place: why for place in places if (why := trial.miscounted(place)) is not None}
     left = [place for place in places if place not in failed]
     while left:
-        together = _apart(left)
+        together = disjoint(left)
         if trial.trouble(together) is not None:
-            failed |= {
-                place: why for place in together if (why := trial.trouble([place])) is not None
-            }
+            alone = {place: trial.trouble([place]) for place in together}
+            failed |= {place: why for place, why in alone.items() if why is not None}
         left = [place for place in left if place not in together]
     return failed
-
-
-def _apart(places: list[Candidate]) -> list[Candidate]:
-    """Return places that have no layer in common."""
-    chosen: list[Candidate] = []
-    spent: set[str] = set()
-    for place in places:
-        layers = {*place.firsts, place.second}
-        if spent.isdisjoint(layers):
-            chosen.append(place)
-            spent |= layers
-    return chosen
 
 
 @dataclass
@@ -101,7 +88,7 @@ class _Trial:
             wide = self._run(work)
         except Exception:  # a shape that no longer fits, whatever says so
             return _CHANGED
-        layers = [name for place in places for name in (*place.firsts, place.second)]
+        layers = [name for place in places for name in place.layers]
         if any(wide.calls[name] != self.plain.calls[name] for name in layers):
             return "the model goes on calling the old layer, past its name"
         # A branch that counts for little shows in its own layer, hardly in what the model returns.

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from fissile._common.errors import FissileError, whole
 from fissile._common.random import Draw, hash32, seeded
-from fissile.discovery.module_checks import has_hooks, wrapped_in
+from fissile.discovery.module_checks import disjoint, has_hooks, wrapped_in
 from fissile.discovery.search import Discovery, Place, Refusal, discover
 from fissile.expansion.budget import (
     Allocation,
@@ -155,14 +155,7 @@ def choose(found: Discovery, where: Where | None) -> list[Place]:
     if not found.places:
         reasons = _reasons(found.refusals) or ": the model has no linear layer and no convolution"
         raise FissileError(f"nothing to expand{reasons}")
-    named = found.places if where is None else _named(found, where)
-    chosen: list[Place] = []
-    spent: set[str] = set()
-    for place in named:
-        if spent.isdisjoint(place.layers):
-            chosen.append(place)
-            spent.update(place.layers)
-    return chosen
+    return disjoint(found.places if where is None else _named(found, where))
 
 
 def _named(found: Discovery, where: Where) -> list[Place]:

@@ -8,12 +8,13 @@ takes an expanded model as it is.
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,7 @@ def _quiet() -> Iterator[None]:
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
             yield
     finally:
