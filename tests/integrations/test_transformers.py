@@ -1,13 +1,16 @@
 import copy
 import json
 import pickle
+import random
 import shutil
+from contextlib import suppress
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import fissile
+from fissile.expansion.saving import seal
 from fissile.layers import SparseLayer
 
 pytest.importorskip("transformers")
@@ -240,12 +243,52 @@ def test_a_quantised_model_keeps_its_own_config(wide):
 # Torn and hostile files
 
 
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_no_other_numbers_than_were_saved_are_loaded(file, wide, folder):
+    """Bits are flipped all over the file; in a config they may be white space."""
+    path, rng = folder / file, random.Random(0)
+    data = path.read_bytes()
+    for _ in range(60):
+        spoilt = bytearray(data)
+        spoilt[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(spoilt)
+        if file == "config.json":
+            with suppress(ValueError):
+                if json.loads(spoilt) == json.loads(data):
+                    continue
+        with pytest.raises(fissile.FileError, match=str(folder)):
+            AutoModelForSequenceClassification.from_pretrained(folder)
+    path.write_bytes(data)
+    assert torch.equal(
+        logits(AutoModelForSequenceClassification.from_pretrained(folder)), logits(wide)
+    )
+
+
+def test_shards_and_their_index_have_checksums(wide, tmp_path):
+    wide.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path / "shards")
+    assert torch.equal(logits(back), logits(wide))
+    index = tmp_path / "shards" / "model.safetensors.index.json"
+    index.write_text(index.read_text() + " ")
+    with pytest.raises(fissile.FileError, match=r"index\.json is not the file that was saved"):
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / "shards")
+
+
+def test_a_config_of_an_expanded_model_has_a_checksum(folder):
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]["crc32"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(fissile.FileError, match=r"config\.json: .*its checksum differs"):
+        AutoModelForSequenceClassification.from_pretrained(folder)
+
+
 def with_recipe(folder, change):
     """Change the recipe in a saved model's config.json."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["quantization_config"] = change(config["quantization_config"])
     path.write_text(json.dumps(config))
+    seal(folder)  # what is refused is not the checksum
 
 
 def first_layer(entry, **changes):
@@ -296,6 +339,7 @@ def with_tensor(folder, ending, change):
     key = min(key for key in tensors if key.endswith(ending))
     changed = change(tensors.pop(key))
     save_file(tensors if changed is None else tensors | {key: changed}, path, {"format": "pt"})
+    seal(folder)
 
 
 @pytest.mark.parametrize(

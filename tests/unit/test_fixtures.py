@@ -22,4 +22,6 @@ def test_every_file_is_known():
 
 @pytest.mark.parametrize("name", DIGESTS)
 def test_a_file_holds_what_it_held(name):
+    if write.FILES[name] == "transformers":
+        pytest.importorskip("transformers")
     assert write.digest(name) == DIGESTS[name]

@@ -31,7 +31,7 @@ from fissile._common.errors import FileError, FissileError, needs
 from fissile._common.files import read_bounded
 from fissile.discovery.module_checks import is_layer
 from fissile.expansion.optimizer import check_optimizer
-from fissile.expansion.saving import make_savable
+from fissile.expansion.saving import config_checksum, file_checksum, make_savable
 from fissile.expansion.structure import METHOD, VERSION, rebuild, renamed
 from fissile.integrations.scheduled_expansion import ScheduledExpansion, check_places, describe
 from fissile.io.safetensors import check_patterns, check_tensors, naming, opened_file
@@ -202,11 +202,13 @@ def _check_carried(optimizer: Optimizer, model: nn.Module) -> None:
 class ExpandedConfig(QuantizationConfigMixin):
     """The recipe as transformers hands it over from ``config.json``."""
 
-    def __init__(self, recipe: Any = None, version: Any = VERSION, **_: Any) -> None:
+    def __init__(
+        self, recipe: Any = None, version: Any = VERSION, files: Any = None, **_: Any
+    ) -> None:
         if version != VERSION:
             raise FileError(f"its recipe is of version {version!r}, not {VERSION}; update fissile")
         self.quant_method = METHOD  # type: ignore[assignment]  # their enumeration is closed
-        self.recipe, self.version = recipe, version
+        self.recipe, self.version, self.files = recipe, version, files
 
 
 @register_quantizer(METHOD)
@@ -237,6 +239,9 @@ class ExpandedLoader(HfQuantizer):
                 "an expanded model is read from safetensors files only; save it again with "
                 "save_pretrained"
             )
+        sums = self.quantization_config.files
+        for file in checkpoint_files or () if sums is not None else ():
+            _check_file(Path(file), sums)
         held = _contents(checkpoint_files or ())[1]
         wanted = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
         if checkpoint_files and wanted > _MORE * held + _HEAD:
@@ -309,6 +314,16 @@ def _check_config(folder: Path, text: bytes) -> None:
         left = [config := json.loads(text)]
         if config["quantization_config"]["quant_method"] != METHOD:
             raise FileError("it does not say that the model is expanded; get the folder again")
+        entry = config["quantization_config"]
+        # All three are ours; a model whose body alone was expanded is saved by transformers alone.
+        sealed = "transformers_weights" in config or not {"files", "crc32"}.isdisjoint(entry)
+        if sealed and entry.get("crc32") != config_checksum(config):
+            raise FileError(
+                "it is not what save_pretrained of the expanded model wrote: its checksum differs; "
+                "get it again, or change settings in the model and save that"
+            )
+        for path in folder.glob("*.safetensors.index.json") if sealed else ():
+            _check_file(path, entry.get("files"))
         names, held = _contents(folder.glob("*.safetensors"))
         while names and left:
             for key, value in left.pop().items():
@@ -316,6 +331,11 @@ def _check_config(folder: Path, text: bytes) -> None:
                 most = len(names) if "layer" in key else held if key == "num_labels" else math.inf
                 if type(value) is int and value > most:
                     raise FileError(f"{key}={value:,} is more than the files can hold")
+
+
+def _check_file(path: Path, sums: Any) -> None:
+    if not isinstance(sums, dict) or sums.get(path.name) != file_checksum(path):
+        raise FileError(f"{path} is not the file that was saved with the config; get both again")
 
 
 def _contents(files: Iterable[str | Path]) -> tuple[list[str], int]:
