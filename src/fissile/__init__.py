@@ -33,6 +33,7 @@ from fissile.layers import (
 )
 from fissile.layers.mlp import MLP
 from fissile.measure import theory
+from fissile.measure.diagnose import Diagnosis, PlaceDiagnosis, diagnose
 from fissile.packed import (
     PackedMaskedConv2d,
     PackedMaskedLinear,
@@ -45,11 +46,11 @@ from fissile.packed import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "MLP", "Allocation", "Blocks", "Discovery", "DropConnectLinear", "FileError", "FissileError",
-    "Gram", "Groups", "MaskedConv2d", "MaskedLinear", "NonZeros", "Overlapping",
+    "MLP", "Allocation", "Blocks", "Diagnosis", "Discovery", "DropConnectLinear", "FileError",
+    "FissileError", "Gram", "Groups", "MaskedConv2d", "MaskedLinear", "NonZeros", "Overlapping",
     "PackedMaskedConv2d", "PackedMaskedLinear", "PackedPartitionedConv2d",
-    "PackedPartitionedLinear", "PartitionedConv2d", "PartitionedLinear", "Place", "Random",
-    "Rewire", "Split", "Structured", "bank", "data", "discover", "dropconnect", "expand", "load",
-    "measure", "nonzeros", "pack", "register_allocation", "register_split", "save", "summary",
-    "theory", "to_dense", "to_masked", "unpack",
+    "PackedPartitionedLinear", "PartitionedConv2d", "PartitionedLinear", "Place", "PlaceDiagnosis",
+    "Random", "Rewire", "Split", "Structured", "bank", "data", "diagnose", "discover",
+    "dropconnect", "expand", "load", "measure", "nonzeros", "pack", "register_allocation",
+    "register_split", "save", "summary", "theory", "to_dense", "to_masked", "unpack",
 ]  # fmt: skip

@@ -68,6 +68,17 @@ def _of_module(model: nn.Module, place: str | Place | None) -> Tensor:
     return torch.cat([_rows(found[name]) for name in names], -2).detach()
 
 
+def rows_of(model: nn.Module, place: Place) -> tuple[Tensor, Tensor]:
+    """Return the weights and biases of the layers that make the neurons of a place, as one.
+
+    >>> weight, bias = rows_of(model, fissile.discover(model).places[0])
+    """
+    weight = _of_module(model, place)
+    biases = [model.get_submodule(name)._parameters.get("bias") for name in place.firsts]
+    held = [one.detach() for one in biases if one is not None]
+    return weight, torch.cat(held) if held else weight.new_zeros(len(weight))
+
+
 def _rows(layer: Any) -> Tensor:
     """Return a layer's weights with a row for every neuron or filter."""
     if isinstance(layer, SparseLayer):
