@@ -307,9 +307,9 @@ def test_rows_that_are_no_samples_are_refused():
 @pytest.fixture(scope="module")
 def languages():
     pytest.importorskip("transformers")
-    import languages
+    import language_models
 
-    return languages
+    return language_models
 
 
 @pytest.mark.parametrize("split", [False, True])
