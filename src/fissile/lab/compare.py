@@ -18,6 +18,7 @@ from fissile._common.errors import FissileError
 from fissile.lab import plots
 from fissile.lab.frame import described, labelled
 from fissile.lab.plots import style
+from fissile.lab.plots.figure import laid_out_once
 from fissile.lab.report import rendered, whole_folder, write_csv
 from fissile.lab.results import Results, shown, values
 from fissile.lab.stats import ENOUGH, interval, summary
@@ -115,9 +116,7 @@ def draw(results: Sequence[Results], table: DataFrame, measure: str = "accuracy"
         )
         if len(results) > 2:
             axes.legend(frameon=False)
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-        return figure
+        return laid_out_once(figure)
 
 
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]

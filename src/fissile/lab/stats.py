@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,8 +41,7 @@ class Summary:
     count: int
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """How much higher one arm is than another, and how likely chance would do as much."""
 
     difference: float
@@ -72,10 +71,10 @@ def summary(values: ArrayLike) -> Summary:
     >>> summary([1.0, 3.0])
     Summary(mean=2.0, error=1.0, count=2)
     """
-    found = _finite(values)
-    count = len(found)
-    mean = float(found.mean()) if count else nan
-    error = float(found.std(ddof=1)) / sqrt(count) if count > 1 else nan
+    known = _finite(values)
+    count = len(known)
+    mean = float(known.mean()) if count else nan
+    error = float(known.std(ddof=1)) / sqrt(count) if count > 1 else nan
     return Summary(mean, error, count)
 
 
@@ -118,9 +117,9 @@ def interval(differences: ArrayLike) -> tuple[float, float]:
     >>> interval([1.0, 1.2, 0.8])
     (0.503..., 1.496...)
     """
-    found = summary(differences)
-    half = float(_scipy().t.ppf(0.975, found.count - 1)) * found.error if found.count > 1 else nan
-    return found.mean - half, found.mean + half
+    known = summary(differences)
+    half = float(_scipy().t.ppf(0.975, known.count - 1)) * known.error if known.count > 1 else nan
+    return known.mean - half, known.mean + half
 
 
 def fold_change(values: ArrayLike, others: ArrayLike) -> Array:
@@ -153,8 +152,8 @@ def line(x: ArrayLike, y: ArrayLike) -> Line:
 
 
 def _finite(values: ArrayLike) -> Array:
-    found: Array = np.asarray(values, float).ravel()
-    return found[np.isfinite(found)]
+    known: Array = np.asarray(values, float).ravel()
+    return known[np.isfinite(known)]
 
 
 def _scipy() -> Any:
@@ -175,12 +174,17 @@ def ratios(frame: DataFrame, arm: str) -> DataFrame:
     """
     import pandas
 
-    dense, split = (_by_trial(frame, name, "accuracy").dropna() for name in ("dense", arm))
+    def by_trial(name: str, measure: str) -> DataFrame:
+        """Return a measure of an arm: a row for each trial, a column for each width."""
+        part = frame[frame["arm"] == name]
+        return part.pivot(index="trial", columns="neurons", values=measure)
+
+    dense, split = (by_trial(name, "accuracy").dropna() for name in ("dense", arm))
     trials = dense.index.intersection(split.index)
     rows = []
-    if len(trials) > 2:
-        weights, sizes = (_by_trial(frame, name, "nonzeros").mean() for name in ("dense", arm))
-        weights = weights[dense.columns].to_numpy()
+    if len(trials) >= ENOUGH:
+        sizes = by_trial(arm, "nonzeros").mean()
+        weights = by_trial("dense", "nonzeros").mean()[dense.columns].to_numpy()
         picks = np.random.default_rng(0).integers(0, len(trials), (_DRAWS, len(trials)))
         table = dense.loc[trials].to_numpy()
         drawn = table[picks].mean(1)
@@ -195,11 +199,6 @@ def ratios(frame: DataFrame, arm: str) -> DataFrame:
             low, high = np.percentile(several, [2.5, 97.5], method="nearest")
             rows.append((width, ratio, low, high, weights.max() / size))
     return pandas.DataFrame(rows, columns=["neurons", "ratio", "low", "high", "bound"])
-
-
-def _by_trial(frame: DataFrame, arm: str, measure: str) -> DataFrame:
-    """Return a measure of an arm: a row for each trial, a column for each width."""
-    return frame[frame["arm"] == arm].pivot(index="trial", columns="neurons", values=measure)
 
 
 def _weights_at(goal: float, accuracy: Array, weights: Array) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,20 +11,12 @@ from numpy.typing import NDArray
 
 from fissile.lab.frame import cells, labelled, pick
 from fissile.lab.stats import Line, line, ratios, summary
-from fissile.lab.study import (
-    Curves,
-    Equivalence,
-    Heat,
-    Lines,
-    Matrices,
-    Panel,
-    Regression,
-    Series,
-    Study,
-)
+from fissile.lab.study import Curves, Equivalence, Heat, Lines, Matrices, Regression, Series
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from fissile.lab.study import Panel, Study
 
 #: What figures show of single networks: first layers, or accuracies (trials, epochs).
 Pictures = Mapping[str, NDArray[Any]]
@@ -50,12 +42,17 @@ def points(panel: Panel, frame: DataFrame, pictures: Pictures | None = None) -> 
 
     match panel:
         case Lines():
-            return _lines(panel, panel.measure, frame)
+            return _cells(panel, panel.measure, [panel.along], panel.arms, frame)
         case Heat():
-            axes = [panel.down, panel.across]
-            return _cells(_where(panel, frame), panel.measure, axes, [panel.arm])
+            return _cells(panel, panel.measure, [panel.down, panel.across], [panel.arm], frame)
         case Regression():
-            return _joined(panel, *(_lines(panel, name, frame) for name in (panel.x, panel.y)))
+            x, y = (
+                _cells(panel, name, [panel.along], panel.arms, frame)
+                .set_index([panel.along, "arm"])["mean"]
+                .rename(axis)
+                for axis, name in (("x", panel.x), ("y", panel.y))
+            )
+            return x.to_frame().join(y, how="inner").reset_index()
         case Series():
             return _series(panel, frame)
         case Curves():
@@ -64,6 +61,33 @@ def points(panel: Panel, frame: DataFrame, pictures: Pictures | None = None) -> 
             return _equivalence(panel, frame)
         case Matrices():
             return pandas.DataFrame()
+
+
+def _cells(
+    panel: Lines | Regression | Heat,
+    measure: str,
+    along: list[str],
+    arms: Sequence[str],
+    frame: DataFrame,
+) -> DataFrame:
+    """Return the cells of some arms, compared with the dense arm whether it is shown or not."""
+    columns = [*panel.where, measure, "arm", *along]
+    if not set(columns) <= set(frame.columns):
+        frame = frame.iloc[:0].reindex(columns=list(dict.fromkeys(columns)))
+    table = cells(pick(frame, panel.where, [*arms, "dense"]), measure, along)
+    return table[table["arm"].isin(list(arms)) & table["mean"].notna()]
+
+
+def _series(panel: Series, frame: DataFrame) -> DataFrame:
+    import pandas
+
+    rows = []
+    if {*panel.where, panel.along} <= set(frame.columns):
+        for value, cell in pick(frame, panel.where).groupby(panel.along, sort=True):
+            known = [name for name in panel.measures if name in cell]
+            rows += [(value, name, *astuple(summary(cell[name]))) for name in known]
+    table = pandas.DataFrame(rows, columns=[panel.along, "measure", "mean", "error", "count"])
+    return table[table["mean"].notna()]
 
 
 def _curves(panel: Curves, pictures: Pictures) -> DataFrame:
@@ -78,9 +102,8 @@ def _curves(panel: Curves, pictures: Pictures) -> DataFrame:
         arm, _, split = name.partition(" after ")
         if arm in ("dense", panel.arm):
             first = int(split or 0)
-            for epoch in range(first, values.shape[-1]):
-                found = summary(values[:, epoch])
-                rows.append((arm, first, epoch + 1, found.mean, found.error, found.count))
+            epochs = range(first, values.shape[-1])
+            rows += [(arm, first, at + 1, *astuple(summary(values[:, at]))) for at in epochs]
     return pandas.DataFrame(rows, columns=["arm", "warm_up", "epoch", "mean", "error", "count"])
 
 
@@ -88,55 +111,20 @@ def _equivalence(panel: Equivalence, frame: DataFrame) -> DataFrame:
     """Return accuracy and weights of both arms, and the multiples of the expanded one."""
     import pandas
 
-    wanted = {"arm", "neurons", "nonzeros", "accuracy", "trial"}
-    if not wanted <= set(frame.columns):
+    if not {"arm", "neurons", "nonzeros", "accuracy", "trial"} <= set(frame.columns):
         return pandas.DataFrame(columns=["arm", "neurons", "nonzeros", "mean", "error", "ratio"])
     part = pick(frame, {}, ["dense", panel.arm])
+    cell = ["neurons", "arm"]
     table = cells(part, "accuracy", ["neurons"])
-    sizes = part.groupby(["neurons", "arm"])["nonzeros"].mean().rename("nonzeros").reset_index()
-    found = ratios(frame, panel.arm)[["neurons", "ratio", "low", "high"]].assign(arm=panel.arm)
-    return table.merge(sizes, on=["neurons", "arm"]).merge(found, on=["neurons", "arm"], how="left")
-
-
-def _joined(panel: Regression, across: DataFrame, up: DataFrame) -> DataFrame:
-    both = [table.set_index([panel.along, "arm"])["mean"] for table in (across, up)]
-    return both[0].to_frame("x").join(both[1].rename("y"), how="inner").reset_index()
+    sizes = part.groupby(cell)["nonzeros"].mean().reset_index()
+    multiples = ratios(frame, panel.arm).drop(columns="bound").assign(arm=panel.arm)
+    return table.merge(sizes, on=cell).merge(multiples, on=cell, how="left")
 
 
 def fit(table: DataFrame, arm: str) -> Line:
     """Return the line through an arm's points of a regression."""
-    one = table[table["arm"] == arm]
-    return line(one["x"], one["y"])
-
-
-def _lines(panel: Lines | Regression, measure: str, frame: DataFrame) -> DataFrame:
-    return _cells(_where(panel, frame), measure, [panel.along], panel.arms)
-
-
-def _where(panel: Lines | Regression | Heat, frame: DataFrame) -> DataFrame:
-    known = set(panel.where) <= set(frame.columns)
-    return pick(frame, panel.where) if known else frame.iloc[:0]
-
-
-def _cells(frame: DataFrame, measure: str, along: Sequence[str], arms: Sequence[str]) -> DataFrame:
-    """Return the cells of some arms, compared with the dense arm whether it is shown or not."""
-    if not {measure, "arm", *along} <= set(frame.columns):
-        frame = frame.iloc[:0].reindex(columns=[measure, "arm", *along])
-    found = cells(pick(frame, {}, [*arms, "dense"]), measure, along)
-    return found[found["arm"].isin(list(arms)) & found["mean"].notna()]
-
-
-def _series(panel: Series, frame: DataFrame) -> DataFrame:
-    import pandas
-
-    rows = []
-    if {*panel.where, panel.along} <= set(frame.columns):
-        for value, cell in pick(frame, panel.where).groupby(panel.along, sort=True):
-            for name in (one for one in panel.measures if one in cell):
-                found = summary(cell[name])
-                rows.append((value, name, found.mean, found.error, found.count))
-    table = pandas.DataFrame(rows, columns=[panel.along, "measure", "mean", "error", "count"])
-    return table[table["mean"].notna()]
+    part = table[table["arm"] == arm]
+    return line(part["x"], part["y"])
 
 
 def in_words(panel: Panel) -> str:
@@ -185,14 +173,12 @@ def numbers(study: Study, frame: DataFrame, pictures: Pictures | None = None) ->
 def _rows(panel: Panel, frame: DataFrame, pictures: Pictures | None) -> Iterator[dict[str, Any]]:
     where: Mapping[str, object] = getattr(panel, "where", {})
     if isinstance(panel, Regression):
-        both = {name: _lines(panel, name, frame) for name in (panel.x, panel.y)}
-        for name, table in both.items():
-            for row in table.to_dict("records"):
-                yield {**where, "measure": name, **row}
-        table = _joined(panel, *both.values())
+        for measure in (panel.x, panel.y):
+            yield from _rows(Lines(panel.along, measure, panel.arms, where), frame, pictures)
+        table = points(panel, frame)
         for arm in dict.fromkeys(table["arm"]):
-            found = asdict(fit(table, arm)) | {"error": nan}  # of its slope, not of a point
-            yield {**where, "arm": arm, "measure": f"{panel.y} ~ {panel.x}", **found}
+            row = asdict(fit(table, arm)) | {"error": nan}  # of its slope, not of a point
+            yield {**where, "arm": arm, "measure": f"{panel.y} ~ {panel.x}", **row}
         return
     measure = getattr(panel, "measure", "accuracy")
     for row in points(panel, frame, pictures).to_dict("records"):

@@ -15,22 +15,14 @@ from fissile._common.files import move_finished
 from fissile.lab.plots import panels, style
 from fissile.lab.plots.data import Pictures, Spot, points
 from fissile.lab.stats import LEVEL
-from fissile.lab.study import (
-    Curves,
-    Equivalence,
-    Heat,
-    Lines,
-    Matrices,
-    Panel,
-    Regression,
-    Series,
-    Study,
-)
+from fissile.lab.study import Curves, Equivalence, Heat, Lines, Matrices, Regression, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from pandas import DataFrame
+
+    from fissile.lab.study import Panel, Study
 
 _DRAW: dict[type, Callable[[Spot], None]] = {
     Lines: panels.lines,
@@ -61,10 +53,9 @@ def draw(
     """
     pictures = pictures or {}
     tables = [[points(panel, frame, pictures) for panel in row] for row in study.figure]
-    shown = any(len(table) for row in tables for table in row)
-    if not shown and not any(
-        isinstance(panel, Matrices) and panels.pictured(panel, pictures)
-        for panel in chain(*study.figure)
+    matrices = [panel for panel in chain(*study.figure) if isinstance(panel, Matrices)]
+    if not any(map(len, chain(*tables))) and not any(
+        panels.pictured(panel, pictures) for panel in matrices
     ):
         return None
     with style.styled():
@@ -74,23 +65,27 @@ def draw(
             figure.suptitle(style.wrapped(note, letters), fontsize=7, style="italic")
         spots = []
         for row in zip(study.figure, tables, places, strict=True):
-            found = []
+            in_row = []
             for panel, table, place in zip(*row, strict=True):
                 if isinstance(panel, Matrices):
                     panels.matrices(place, panel, pictures)
                 else:
-                    found.append(Spot(panel, table, figure.add_subplot(place)))
-            for spot in found:
-                _draw_panel(spot, letters / len(found))
-            _level(found)
-            spots += found
+                    in_row.append(Spot(panel, table, figure.add_subplot(place)))
+            for spot in in_row:
+                _draw_panel(spot, letters / len(in_row))
+            _level(in_row)
+            spots += in_row
         if warm := [spot for spot in spots if isinstance(spot.panel, Heat) and len(spot.table)]:
             panels.heats(warm)
         _legend(figure, spots)
-        # The layout is found once: every file then shows the same picture, to the byte.
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-        return figure
+        return laid_out_once(figure)
+
+
+def laid_out_once(figure: Figure) -> Figure:
+    """Return the figure with its layout kept: every file shows the same picture, to the byte."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
 
 
 def _laid_out(
@@ -101,12 +96,11 @@ def _laid_out(
 
     heights = [_height(row, pictures) for row in rows]
     alone = sum(map(len, rows)) == 1 and not isinstance(rows[0][0], Matrices)
-    arms = len({arm for row in rows for one in row for arm in getattr(one, "arms", ())})
-    size = (
-        style.COLUMN if alone and arms <= style.MANY else style.FULL,
-        sum(heights) + _below(arms),
-    )
-    figure = Figure(figsize=size, layout="constrained")
+    arms = len({arm for panel in chain(*rows) for arm in getattr(panel, "arms", ())})
+    width, below = style.COLUMN if alone else style.FULL, _LEGEND
+    if arms > style.MANY:  # they need a legend of several rows, and deserve a higher panel
+        width, below = style.FULL, _LEGEND + 0.6 + 0.14 * ceil(arms / _across_many(arms))
+    figure = Figure(figsize=(width, sum(heights) + below), layout="constrained")
     columns = lcm(*map(len, rows))
     grid = figure.add_gridspec(len(rows), columns, height_ratios=heights)
     places = []
@@ -114,11 +108,6 @@ def _laid_out(
         wide = columns // len(row)
         places.append([grid[number, i * wide : (i + 1) * wide] for i in range(len(row))])
     return figure, places
-
-
-def _below(arms: int) -> float:
-    """Return the inches that a legend takes; many arms also deserve a higher panel."""
-    return _LEGEND if arms <= style.MANY else _LEGEND + 0.6 + 0.14 * ceil(arms / _across_many(arms))
 
 
 def _height(row: Sequence[Panel], pictures: Pictures) -> float:
@@ -158,7 +147,7 @@ def _level(row: Sequence[Spot]) -> None:
 def _legend(figure: Figure, spots: Sequence[Spot]) -> None:
     """Explain, below the panels, the arms, the kinds of curves and the stars they show."""
     arms = _arms(spots)
-    handles = [*_dense(spots), *_stars(spots), *map(_handle, arms), *_roles(spots)]
+    handles = [*_baseline_and_stars(spots), *map(_handle, arms), *_roles(spots)]
     if not handles:
         return
     across = 2 if figure.get_figwidth() <= style.COLUMN else 5
@@ -167,12 +156,12 @@ def _legend(figure: Figure, spots: Sequence[Spot]) -> None:
     spacing, letters = 1.6, None
     if len(handles) > style.MANY:
         columns, spacing, letters = _across_many(len(handles)), 1.2, 7
-    made = figure.legend(
+    legend = figure.legend(
         handles=handles, loc="outside lower center", ncols=columns, frameon=False,
         handlelength=2.6, columnspacing=spacing, borderpad=0.2, fontsize=letters,
     )  # fmt: skip
-    bold = {one.label for one in arms if one.bold}
-    for text in made.get_texts():
+    bold = {arm.label for arm in arms if arm.bold}
+    for text in legend.get_texts():
         if text.get_text() in bold:
             text.set_fontweight("bold")
 
@@ -188,41 +177,35 @@ def _handle(drawn: style.Look) -> Line2D:
     return Line2D([], [], label=drawn.label, **drawn.curve)
 
 
-def _dense(spots: Sequence[Spot]) -> Iterable[Line2D]:
-    """Yield the dense network, which is an arm, a baseline or both."""
+def _baseline_and_stars(spots: Sequence[Spot]) -> Iterable[Line2D]:
+    """Yield the dense network, which is an arm, a baseline or both, and the meaning of stars."""
     from matplotlib.lines import Line2D
 
     dense = style.look("dense")
-    with_dense = [one.table for one in spots if isinstance(one.panel, (*_OF_ARMS, Curves))]
+    with_dense = [spot.table for spot in spots if isinstance(spot.panel, (*_OF_ARMS, Curves))]
+    based = [spot for spot in spots if getattr(spot.panel, "baseline", None) is not None]
     if any("dense" in set(table.get("arm", ())) for table in with_dense):
         yield _handle(dense)
-    elif any(getattr(one.panel, "baseline", None) is not None and len(one.table) for one in spots):
+    elif any(len(spot.table) for spot in based):
         yield Line2D([], [], label=dense.label, **style.BASELINE)
-
-
-def _stars(spots: Sequence[Spot]) -> Iterable[Line2D]:
-    from matplotlib.lines import Line2D
-
-    if any(len(panels.starred(one)) for one in spots if isinstance(one.panel, Lines)):
+    if any(len(panels.starred(spot)) for spot in spots if isinstance(spot.panel, Lines)):
         yield Line2D([], [], color="black", label=f"p < {LEVEL:g} against dense", **style.STAR)
 
 
 def _arms(spots: Sequence[Spot]) -> list[style.Look]:
     """Return the looks of the split arms, split by split; methods as they are listed."""
-    found = {arm for one in spots if isinstance(one.panel, _OF_ARMS) for arm in one.table["arm"]}
-    if not found.isdisjoint(style.METHODS):
-        return [style.look(arm) for arm in style.METHODS if arm in found]
-    ordered = sorted(
-        found - {"dense"}, key=lambda arm: (arm.rpartition("-")[0], style.alpha_of(arm))
-    )
+    tables = [spot.table for spot in spots if isinstance(spot.panel, _OF_ARMS)]
+    arms = {arm for table in tables for arm in table["arm"]} - {"dense"}
+    if not arms.isdisjoint(style.METHODS):
+        return [style.look(arm) for arm in style.METHODS if arm in arms]
+    ordered = sorted(arms, key=lambda arm: (arm.rpartition("-")[0], style.alpha_of(arm)))
     return [style.look(arm) for arm in ordered]
 
 
 def _roles(spots: Sequence[Spot]) -> list[Line2D]:
-    names = [
-        name for one in spots if isinstance(one.panel, Series) for name in one.table["measure"]
-    ]
-    return [_handle(one) for one in dict.fromkeys(map(style.role, names))]
+    tables = [spot.table for spot in spots if isinstance(spot.panel, Series)]
+    looks = dict.fromkeys(style.role(name) for table in tables for name in table["measure"])
+    return list(map(_handle, looks))
 
 
 #: What must not get into a file, by its format: it says the same whenever it is written.

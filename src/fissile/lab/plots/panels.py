@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, isfinite, log2, log10
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fissile._common.random import seeded
-from fissile.lab.plots.data import Spot, fit
+from fissile.lab.plots.data import Pictures, Spot, fit
 from fissile.lab.plots.style import BASELINE, LETTERS, STAR, look, named, role
-from fissile.lab.stats import LEVEL, Line
+from fissile.lab.stats import LEVEL
 from fissile.lab.study import Lines, Matrices
 from fissile.measure import gram, gram_clusters
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _BARS: dict[str, Any] = {"elinewidth": 0.7, "capsize": 1.6, "capthick": 0.7}
+_CELLS: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
 _LABELS = 8  # more would crowd an axis
 _APART = 0.16  # inches from one label to the next, or they would touch
 
@@ -37,10 +37,10 @@ def lines(spot: Spot) -> None:
     """Draw the mean and the standard error of every arm, its stars, and the baseline."""
     panel, table, axes = spot
     for arm in panel.arms:
-        one = table[table["arm"] == arm]
-        if len(one):
-            x, y = one[panel.along], one["mean"]
-            axes.errorbar(x, y, one["error"], label=arm, **look(arm).curve, **_BARS)
+        part = table[table["arm"] == arm]
+        if len(part):
+            x, y = part[panel.along], part["mean"]
+            axes.errorbar(x, y, part["error"], label=arm, **look(arm).curve, **_BARS)
     if panel.baseline is not None:
         axes.axhline(panel.baseline, zorder=1, label="baseline", **BASELINE)
     for at, cell in starred(spot).groupby(panel.along):
@@ -48,7 +48,7 @@ def lines(spot: Spot) -> None:
         # The star of the upper arm is the upper one, which says in grey whose it is.
         for height, arm in enumerate(cell.sort_values("mean")["arm"]):
             _star(axes, float(at), top, height, arm)
-    _along(axes, panel.along, table[panel.along], log=panel.log)
+    _axis_below(axes, panel.along, table[panel.along], log=panel.log)
 
 
 def _above(panel: Lines, table: DataFrame, at: float) -> float:
@@ -98,28 +98,23 @@ def _roomy(low: float, high: float, above: float) -> tuple[float, float]:
 def regression(spot: Spot) -> None:
     """Draw the cells' means, the line through those of each arm, and its R² above them."""
     panel, table, axes = spot
-    fits = {arm: fit(table, arm) for arm in panel.arms if (table["arm"] == arm).any()}
-    for place, (arm, found) in enumerate(fits.items()):
-        one, style = table[table["arm"] == arm], look(arm)
-        axes.plot(one["x"], one["y"], label=arm, alpha=0.9, **style.points)
-        ends = np.array([one["x"].min(), one["x"].max()])
-        if np.isfinite(found.slope):
-            height = found.intercept + found.slope * ends
+    shown = [arm for arm in panel.arms if (table["arm"] == arm).any()]
+    for place, arm in enumerate(shown):
+        part, style, through = table[table["arm"] == arm], look(arm), fit(table, arm)
+        axes.plot(part["x"], part["y"], label=arm, alpha=0.9, **style.points)
+        ends = np.array([part["x"].min(), part["x"].max()])
+        if np.isfinite(through.slope):
+            height = through.intercept + through.slope * ends
             axes.plot(ends, height, color=style.colour, linestyle=style.line, gid=f"fit {arm}")
-        _explained(axes, found, arm, place)
-    rows = ceil(len(fits) / 2)
+        if through.count > 2 and np.isfinite(through.r2):  # any two points lie on a line
+            # The arm's marker and its R² beside it: two arms in a row, from the top.
+            x, y, inside = 0.05 + 0.5 * (place % 2), 0.95 - 0.11 * (place // 2), axes.transAxes
+            axes.plot(x, y, transform=inside, **style.points)
+            text = f"R² = {through.r2:.2f}"
+            axes.text(x + 0.05, y, text, transform=inside, va="center_baseline", fontsize=7)
+    rows = ceil(len(shown) / 2)
     axes.set_ylim(_roomy(table["y"].min(), table["y"].max(), 0.08 + 0.14 * rows))
     axes.set(xlabel=named(panel.x), ylabel=named(panel.y, LETTERS))
-
-
-def _explained(axes: Axes, found: Line, arm: str, place: int) -> None:
-    """Write an arm's R² beside its marker, two in a row, from the top."""
-    if found.count < 3 or not np.isfinite(found.r2):  # two points are on a line, whatever they say
-        return
-    x, y = 0.05 + 0.5 * (place % 2), 0.95 - 0.11 * (place // 2)
-    axes.plot(x, y, transform=axes.transAxes, **look(arm).points)
-    text = f"R² = {found.r2:.2f}"
-    axes.text(x + 0.05, y, text, transform=axes.transAxes, va="center_baseline", fontsize=7)
 
 
 # --- series
@@ -129,19 +124,19 @@ def series(spot: Spot) -> None:
     """Draw closed forms as lines and what was simulated as markers with errors over trials."""
     panel, table, axes = spot
     for name in panel.measures:
-        one, style = table[table["measure"] == name], role(name)
+        part, style = table[table["measure"] == name], role(name)
         # No probability and no count is below zero: what a bound says there is zero.
-        x, y = one[panel.along], one["mean"].clip(lower=0)
+        x, y = part[panel.along], part["mean"].clip(lower=0)
         if style.marker:
-            axes.errorbar(x, y, one["error"], label=name, zorder=3, **style.curve, **_BARS)
+            axes.errorbar(x, y, part["error"], label=name, zorder=3, **style.curve, **_BARS)
         else:
             # A single place makes no line, but it can be seen.
-            seen = {"marker": "_", "markersize": 9.0} if len(one) == 1 else {}
+            seen = {"marker": "_", "markersize": 9.0} if len(part) == 1 else {}
             axes.plot(x, y, label=name, **style.curve | seen)
     if panel.log and (table["mean"] > 0).any():
         _logarithmic(axes)
     axes.set_ylabel(named(panel.measures[0], LETTERS))
-    _along(axes, panel.along, table[panel.along], doubling=True)
+    _axis_below(axes, panel.along, table[panel.along], doubling=True)
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -156,30 +151,22 @@ def _logarithmic(axes: Axes) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-# --- the axis below
-
-
-def _along(
+def _axis_below(
     axes: Axes, name: str, values: Sequence[float], *, doubling: bool = False, log: bool = False
 ) -> None:
     """Name the axis and put a tick at every value there is, a label where there is room."""
-    found = sorted({float(value) for value in values})
-    places = found
-    if log:
-        axes.set_xscale("log")
+    known = sorted({float(value) for value in values})
+    doubles = doubling and known[0] > 0 and len({b / a for a, b in pairwise(known)}) == 1
+    places = known
+    if log or doubles:
+        axes.set_xscale("log", base=10 if log else 2)
         axes.xaxis.minorticks_off()
-        places = [log10(value) for value in found]
-    elif doubling and found[0] > 0 and len({high / low for low, high in pairwise(found)}) == 1:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.minorticks_off()
-        places = [log2(value) for value in found]
-    kept = ticks(found, places, axes.bbox.width / axes.figure.dpi)
-    axes.set_xticks(found, [_written(value) if value in kept else "" for value in found])
+        places = [(log10 if log else log2)(value) for value in known]
+    kept = ticks(known, places, axes.bbox.width / axes.figure.dpi)
+    texts = [f"{value:,.0f}" if value >= 1_000 else f"{value:g}" for value in known]
+    labels = [text if value in kept else "" for value, text in zip(known, texts, strict=True)]
+    axes.set_xticks(known, labels)
     axes.set_xlabel(named(name))
-
-
-def _written(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1_000 else f"{value:g}"
 
 
 def ticks(values: Sequence[float], places: Sequence[float], inches: float) -> list[float]:
@@ -199,6 +186,9 @@ def ticks(values: Sequence[float], places: Sequence[float], inches: float) -> li
     return [values[number] for number in kept]
 
 
+# --- training curves, accuracy over weights
+
+
 def grown(spot: Spot) -> None:
     """Draw the test accuracy over the epochs: dense, and a curve for every time of the split."""
     from matplotlib import colormaps
@@ -208,9 +198,9 @@ def grown(spot: Spot) -> None:
     times = sorted(split["warm_up"].unique())
     colours = colormaps["viridis"]
     for place, time in enumerate(times):
-        one = split[split["warm_up"] == time]
         colour = colours(0.95 * place / max(1, len(times) - 1))
-        _band(axes, one, color=colour, label=f"{time:g}", gid=f"split after {time:g}")
+        part = split[split["warm_up"] == time]
+        _band(axes, part, color=colour, label=f"{time:g}", gid=f"split after {time:g}")
     if len(dense):
         style = look("dense")
         _band(axes, dense, color=style.colour, linestyle=style.line, label=None, gid="dense")
@@ -227,29 +217,30 @@ def grown(spot: Spot) -> None:
     axes.set(xlabel=named("epoch"), ylabel=named("accuracy", LETTERS))
 
 
-def _band(axes: Axes, one: DataFrame, **style: Any) -> None:
+def _band(axes: Axes, table: DataFrame, **style: Any) -> None:
     """Draw a mean and, behind it, its standard error."""
-    axes.plot(one["epoch"], one["mean"], linewidth=0.9, **style)
-    low, high = one["mean"] - one["error"], one["mean"] + one["error"]
-    axes.fill_between(one["epoch"], low, high, color=style["color"], alpha=0.15, linewidth=0)
+    epoch, mean, error = (table[name] for name in ("epoch", "mean", "error"))
+    axes.plot(epoch, mean, linewidth=0.9, **style)
+    low, high = mean - error, mean + error
+    axes.fill_between(epoch, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def equivalence(spot: Spot) -> None:
     """Draw accuracy over weights, and above each expanded network its multiple."""
     panel, table, axes = spot
     for arm in ("dense", panel.arm):
-        one = table[table["arm"] == arm].sort_values("nonzeros")
-        axes.errorbar(one["nonzeros"], one["mean"], one["error"], capsize=1.6, **look(arm).curve)
+        part = table[table["arm"] == arm].sort_values("nonzeros")
+        axes.errorbar(part["nonzeros"], part["mean"], part["error"], capsize=1.6, **look(arm).curve)
+    above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "fontsize": 6}
     for row in table[table["arm"] == panel.arm].to_dict("records"):
         if isfinite(row["ratio"]):
-            axes.annotate(
-                f"{row['ratio']:.1f}×", (row["nonzeros"], row["mean"]), (0, 4),
-                textcoords="offset points", ha="center", fontsize=6,
-            )  # fmt: skip
+            axes.annotate(f"{row['ratio']:.1f}×", (row["nonzeros"], row["mean"]), **above)
     axes.set_xscale("log")
     axes.set(xlabel=named("nonzeros"), ylabel=named("accuracy", LETTERS))
     axes.margins(y=0.1)
 
+
+# --- heat-maps
 
 # ColorBrewer's red and blue, which differ for every kind of colour blindness; white at zero.
 _COLOURS = (
@@ -291,10 +282,8 @@ def heats(spots: Sequence[Spot]) -> None:
 def _heat(spot: Spot, scale: Normalize, colours: Colormap) -> None:
     panel, table, axes = spot
     grid = table.pivot(index=panel.down, columns=panel.across, values="mean")
-    axes.imshow(
-        grid.to_numpy(float), cmap=colours, norm=scale, origin="lower", aspect="auto",
-        interpolation="nearest",
-    )  # fmt: skip
+    values = grid.to_numpy(float)
+    axes.imshow(values, cmap=colours, norm=scale, origin="lower", **_CELLS)
     axes.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns])
     axes.set_yticks(range(len(grid.index)), [f"{value:g}" for value in grid.index])
     axes.tick_params(length=0)
@@ -304,7 +293,7 @@ def _heat(spot: Spot, scale: Normalize, colours: Colormap) -> None:
     place = axes.get_subplotspec()
     if place is None or place.is_first_col():
         axes.set_ylabel(named(panel.down))
-    for (row, column), value in np.ndenumerate(grid.to_numpy(float)):
+    for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             # Dark cells are at both ends of a scale with a sign, and at one of the other.
             red, green, blue, _ = colours(scale(value))
@@ -314,10 +303,10 @@ def _heat(spot: Spot, scale: Normalize, colours: Colormap) -> None:
 
 def written(value: float) -> str:
     """Return a value as its cell shows it: one decimal, a true minus, and never minus zero."""
-    return f"{round(value, 1) + 0.0:.1f}".replace("-", "−")
+    return f"{value:z.1f}".replace("-", "−")
 
 
-Array = NDArray[Any]
+# --- first layers and their Gram matrices
 
 _TITLES = {
     "gram": "Gram matrix $W_1^{\\top} W_1$",
@@ -329,21 +318,20 @@ _LINE: dict[str, Any] = {"color": "black", "linewidth": 0.4}
 _POINTS = (190, 90)  # about the size of a picture of a first layer: crosses must fit its cells
 
 
-@dataclass(frozen=True)
-class _Picture:
+class _Picture(NamedTuple):
     """A matrix, and before which columns, and before which rows, a new group begins."""
 
-    values: Array
-    columns: Array | Sequence[int]
-    rows: Array | Sequence[int]
+    values: NDArray[Any]
+    columns: NDArray[Any] | Sequence[int]
+    rows: NDArray[Any] | Sequence[int]
 
 
-def pictured(panel: Matrices, pictures: Mapping[str, Array]) -> list[str]:
+def pictured(panel: Matrices, pictures: Pictures) -> list[str]:
     """Return the arms that there is something to show of."""
     return [arm for arm in panel.arms if arm in pictures and np.isfinite(pictures[arm]).any()]
 
 
-def matrices(place: SubplotSpec, panel: Matrices, pictures: Mapping[str, Array]) -> None:
+def matrices(place: SubplotSpec, panel: Matrices, pictures: Pictures) -> None:
     """Draw the matrices of every arm, each column with one scale of colours for all arms."""
     arms = pictured(panel, pictures)
     widths = [_ACROSS - len(panel.shows) + 1 if show == "w1" else 1 for show in panel.shows]
@@ -353,17 +341,17 @@ def matrices(place: SubplotSpec, panel: Matrices, pictures: Mapping[str, Array])
         _column(column, [_picture(show, pictures[arm], panel.size, parents) for arm in arms], wide)
         column[0].set_title(_TITLES[show])
         column[-1].set_xlabel("Literals by cluster" if show == "clustered" else "Literal")
-        for one in column:
+        for cell in column:
             if show == "clustered":  # the places there are not the literals' numbers
-                one.set(xticks=[], yticks=[])
+                cell.set(xticks=[], yticks=[])
             elif show == "w1":
-                one.set_ylabel("Neuron")
+                cell.set_ylabel("Neuron")
     axes[-1, 0].figure.align_xlabels(axes[-1])
     for row, arm in zip(axes, arms, strict=True):
         row[0].set_ylabel(look(arm).label)
 
 
-def _picture(show: str, weight: Array, size: int, parents: int) -> _Picture:
+def _picture(show: str, weight: NDArray[Any], size: int, parents: int) -> _Picture:
     known = torch.from_numpy(np.nan_to_num(weight.astype(np.float64)))
     inputs = weight.shape[1]
     clauses = range(size, inputs, size)
@@ -375,35 +363,28 @@ def _picture(show: str, weight: Array, size: int, parents: int) -> _Picture:
     if show == "gram":
         return _Picture(values, clauses, clauses)
     # The draw that measured the recovery of clauses in trial 0, and so the same clusters.
-    order, edges = _in_blocks(gram_clusters(known, max(inputs // size, 1), seeded(0)).numpy())
-    return _Picture(values[np.ix_(order, order)], edges, edges)
-
-
-def _in_blocks(labels: Array) -> tuple[Array, Array]:
-    """Return the inputs cluster by cluster, in the order they come in, and where one begins."""
+    labels = gram_clusters(known, max(inputs // size, 1), seeded(0)).numpy()
     middle = [np.flatnonzero(labels == label).mean() for label in labels]
-    order = np.lexsort((labels, middle))
-    return order, np.flatnonzero(np.diff(labels[order])) + 1
+    order = np.lexsort((labels, middle))  # cluster by cluster, as they come in
+    edges = np.flatnonzero(np.diff(labels[order])) + 1
+    return _Picture(values[np.ix_(order, order)], edges, edges)
 
 
 def _column(column: Sequence[Axes], pictures: Sequence[_Picture], wide: float) -> None:
     from matplotlib.ticker import MaxNLocator
 
     # A single giant weight must not pale all the others.
-    every = np.concatenate([one.values[np.isfinite(one.values)] for one in pictures])
+    every = np.concatenate([values[np.isfinite(values)] for values, _, _ in pictures])
     limit = float(np.quantile(np.abs(every), 0.99)) or 1.0
-    for axes, one in zip(column, pictures, strict=True):
-        image = axes.imshow(
-            one.values, cmap=diverging(), vmin=-limit, vmax=limit, aspect="auto",
-            interpolation="nearest",
-        )  # fmt: skip
-        rows, columns = one.values.shape
-        axes.vlines(np.array(one.columns) - 0.5, -0.5, rows - 0.5, **_LINE)
-        axes.hlines(np.array(one.rows) - 0.5, -0.5, columns - 0.5, **_LINE)
-        _crosses(axes, one.values)
+    for axes, (values, columns, rows) in zip(column, pictures, strict=True):
+        image = axes.imshow(values, cmap=diverging(), vmin=-limit, vmax=limit, **_CELLS)
+        down, across = values.shape
+        axes.vlines(np.array(columns) - 0.5, -0.5, down - 0.5, **_LINE)
+        axes.hlines(np.array(rows) - 0.5, -0.5, across - 0.5, **_LINE)
+        _crosses(axes, values)
         axes.spines[:].set_visible(True)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
     figure = column[0].figure
     bar = figure.colorbar(
         image, ax=list(column), location="bottom", extend="both", extendfrac=0.04,
@@ -412,10 +393,9 @@ def _column(column: Sequence[Axes], pictures: Sequence[_Picture], wide: float) -
     bar.outline.set_linewidth(0.4)
 
 
-def _crosses(axes: Axes, values: Array) -> None:
+def _crosses(axes: Axes, values: NDArray[Any]) -> None:
     """Mark the weights that do not exist."""
     rows, columns = np.nonzero(np.isnan(values))
     cell = min(_POINTS[0] / values.shape[1], _POINTS[1] / values.shape[0])
-    axes.scatter(
-        columns, rows, s=(0.5 * cell) ** 2, c="black", marker="x", linewidths=min(0.7, cell / 8)
-    )
+    size, width = (0.5 * cell) ** 2, min(0.7, cell / 8)
+    axes.scatter(columns, rows, s=size, c="black", marker="x", linewidths=width)
