@@ -109,7 +109,7 @@ def test_features_in_a_folder_of_the_user_s(tmp_path, monkeypatch):
     from fissile.data.generated import features
 
     # A process remembers the arrays of a set; here every command is to read them anew.
-    monkeypatch.setattr(classifier, "_found", classifier._found.__wrapped__)
+    monkeypatch.setattr(classifier, "_from_files", classifier._from_files.__wrapped__)
     made = features(inputs=512, classes=100, train=1000, test=200)
     write_features(tmp_path / "cifar100-clip-vit-b-16.npz", made)
     run = ("run", "cifar100", "--scale", "smoke", "--trials", "1", "--out", tmp_path / "lab")

@@ -31,8 +31,7 @@ BATCH = {"cpu": 6.0, "cuda": 7.0}
 # --- what waits
 
 
-@dataclass(eq=False)
-class Unit:
+class Unit(NamedTuple):
     """The trials of one network, which stay together: its arms share a warm-up."""
 
     works: list[Work]
@@ -48,7 +47,7 @@ class Batch(NamedTuple):
 
 
 class Pending:
-    """Trials that wait to be computed: in units, and units that go side by side in groups.
+    """Trials that wait to be computed: in units, and units that are computed together in groups.
 
     >>> pending = Pending(STUDIES["codes"].works("smoke"))
     >>> pending.take(cost=8.0)
@@ -134,7 +133,7 @@ def least_networks(work: Work, device: str, cores: int = 1, contenders: float = 
     >>> least_networks(Trial(), "cpu", cores=2)
     2
 
-    Contenders on a GPU are one graph if they see the same data: ``contenders`` is a worker's share.
+    Contenders of the same data are one graph on a GPU: ``contenders`` is a worker's share of them.
     """
     on_gpu = device.startswith("cuda")
     if on_gpu and isinstance(work, Contender):
@@ -181,17 +180,13 @@ class Backend(Protocol):
         """Take a batch for a free slot; return None if no slot is free or nothing is pending."""
 
     def submit(self, batch: Batch, on_steps: OnSteps, on_report: OnReport) -> Future[Any]:
-        """Begin to compute a batch.
-
-        A batch in this process tells the share that is done, and the trials that are finished
-        before the others.
-        """
+        """Begin to compute a batch; in this process it reports its progress and first results."""
 
     def result(self, future: Future[Any]) -> Report:
-        """Return what has become of a batch, or raise its error.
+        """Return the report of a batch, or raise its error.
 
-        ``Lost`` and ``CancelledError`` mean that the batch may be computed again, ``Halt`` and
-        ``BrokenExecutor`` that nothing can.
+        After ``Lost`` or ``CancelledError`` the batch may be computed again; after ``Halt`` or
+        ``BrokenExecutor`` nothing can be.
         """
 
 
@@ -216,9 +211,8 @@ class Local:
         every: float | None = None,
     ) -> None:
         self.device, self.executor, self.slots = device, executor, slots
-        self.size = (
-            BATCH["cuda" if device.startswith("cuda") else "cpu"] if every is None else every
-        )
+        usual = BATCH["cuda" if device.startswith("cuda") else "cpu"]
+        self.size = usual if every is None else every
         self._cores = (os.cpu_count() or 1) if executor is None else 1
         self._busy = 0
 
@@ -257,11 +251,10 @@ class Local:
 
 
 def default_jobs(device: str, works: Sequence[Work] = (), cores: int | None = None) -> int:
-    """Return how many processes suit a device, beside so many cores; by default this machine's.
+    """Return how many processes suit a device beside this number of cores, by default all.
 
-    On a GPU small networks wait for launches, compilations and measures, and one process leaves
-    the chip idle; on a processor a bank takes all cores by itself, and convolutional networks fill
-    a GPU from one process, several at once.
+    One process leaves a GPU idle, as small networks wait for launches, compilations and measures;
+    of convolutional networks it fills the GPU. On a processor a bank takes all cores by itself.
     """
     if any(isinstance(getattr(work, "task", None), Images) for work in works):
         return 1
@@ -274,7 +267,7 @@ def pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Keep processes for batches; whatever ends this process ends them too.
 
     >>> with pool(4) as executor:
-    ...     run(works, store, executor=executor, in_flight=4)
+    ...     run(works, store, Local(executor=executor, slots=4))
     """
     executor = ProcessPoolExecutor(
         jobs,
@@ -307,13 +300,13 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 
 def _begin(threads: int) -> None:
     """Prepare a process: its share of the cores, and an end with its parent's."""
+
+    def follow_parent() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        wait([parent.sentinel])
+        os._exit(1)  # it was killed and could not say goodbye
+
     keep_to(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_follow_parent, daemon=True).start()
-
-
-def _follow_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)  # it was killed and could not say goodbye
+    threading.Thread(target=follow_parent, daemon=True).start()

@@ -56,8 +56,32 @@ class Formulas:
         """Measure interference, where features are the columns of W1."""
         if any(member.spec.embedding for member in bank.members):
             return {}  # they sit behind the embedding
-        columns = bank.measure(lambda group: torch.stack(_interference(group, self), -1))
+        columns = bank.measure(lambda group: torch.stack(self._interference(group), -1))
         return dict(zip(_NAMES, columns.unbind(-1), strict=True))
+
+    def _interference(self, group: Group) -> list[Tensor]:
+        """Measure networks of one shape, whose formulas have one shape too."""
+        w1, bias, out = group.w1, group.biases[group.first], group.weights[group.first + 1]
+        assert bias is not None
+        clauses = self.tests[group.specs[0].data.key()][0].formula.groups
+        seeds = torch.tensor([spec.seed for spec in group.specs])
+        absolute = measure.cosine(w1, absolute=True)
+        directed = (w1 != 0).any(-1).sum(-1).clamp(min=1)  # a neuron without weights has no angle
+        collisions = []  # network by network: the test samples of all at once would not fit
+        for row, spec in enumerate(group.specs):
+            task, test = self.tests[spec.data.key()]
+            satisfied = task.formula.satisfied(test.bits)
+            collisions.append(measure.collisions(w1[row], bias[row], test.x, test.bits, satisfied))
+        return [
+            measure.total_capacity(w1, clauses),
+            measure.cosine(w1),
+            absolute,
+            (1 + (directed - 1) * absolute) / directed,  # each neuron compared with itself too
+            torch.stack(collisions),
+            *measure.recovery(w1, clauses, seeded(seeds)),
+            measure.coded_clauses(w1, bias, out[..., 0, :], clauses),
+            *measure.recovery(w1, clauses, seeded(seeds), rows="cosine"),
+        ]
 
     @torch.no_grad()
     def arrays(self, bank: Bank, row: int, before: Tensor) -> dict[str, Tensor]:
@@ -73,35 +97,3 @@ _NAMES = (
     "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions", "agreement",
     "adjusted_rand", "coded", "cosine_agreement", "cosine_adjusted_rand",
 )  # fmt: skip
-
-
-def _interference(group: Group, formulas: Formulas) -> list[Tensor]:
-    """Measure networks of one shape, whose formulas have one shape too."""
-    bias, out = group.biases[group.first], group.weights[group.first + 1][..., 0, :]
-    assert bias is not None
-    clauses = formulas.tests[group.specs[0].data.key()][0].formula.groups
-    seeds = torch.tensor([spec.seed for spec in group.specs])
-    raw = measure.recovery(group.w1, clauses, seeded(seeds))
-    cosine = measure.recovery(group.w1, clauses, seeded(seeds), rows="cosine")
-    absolute = measure.cosine(group.w1, absolute=True)
-    directed = (group.w1 != 0).any(-1).sum(-1).clamp(min=1)  # a neuron without weights has no angle
-    return [
-        measure.total_capacity(group.w1, clauses),
-        measure.cosine(group.w1),
-        absolute,
-        (1 + (directed - 1) * absolute) / directed,  # each neuron compared with itself too
-        _collisions(group, bias, formulas),
-        *raw,
-        measure.coded_clauses(group.w1, bias, out, clauses),
-        *cosine,
-    ]
-
-
-def _collisions(group: Group, bias: Tensor, formulas: Formulas) -> Tensor:
-    """Count collisions network by network: the test samples of all at once would not fit."""
-    found = []
-    for row, spec in enumerate(group.specs):
-        task, test = formulas.tests[spec.data.key()]
-        satisfied = task.formula.satisfied(test.bits)
-        found.append(measure.collisions(group.w1[row], bias[row], test.x, test.bits, satisfied))
-    return torch.stack(found)

@@ -34,20 +34,21 @@ class Arrays(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def _found(name: str) -> tuple[Labelled, str]:
-    """Return the arrays of a data set, and what tells them apart from any others."""
+def _from_files(name: str) -> Arrays:
+    """Return the arrays of a data set, read from its files."""
     samples = load_set(name)
-    return samples, samples.fingerprint()
+    return Arrays(name, samples, samples.fingerprint())
 
 
 def meant(name: str) -> dict[str, object]:
-    """Return what is to be noted of the arrays that a run will see.
+    """Return what tells the arrays that a run will see from any others.
 
     >>> meant("fashionmnist")
     {'fingerprint': 'ad7b16dc82fbed35'}
     """
-    found, held = _found(name)
-    return {"fingerprint": held, **({"encoder": found.encoder} if found.encoder else {})}
+    _, samples, fingerprint = _from_files(name)
+    encoder = {"encoder": samples.encoder} if samples.encoder else {}
+    return {"fingerprint": fingerprint, **encoder}
 
 
 def bound(works: Iterable[Work]) -> list[Work]:
@@ -61,16 +62,20 @@ def bound(works: Iterable[Work]) -> list[Work]:
 
 def load(task: Features | Images, arrays: Arrays | None = None) -> Labelled:
     """Return the arrays of a task, handed over or from files, if they are the ones it means."""
-    if arrays is not None and arrays.name == task.data:
-        found, held = arrays.samples, arrays.fingerprint
-    else:
-        found, held = _found(task.data)
-    if task.fingerprint not in ("", held):
+    if arrays is None or arrays.name != task.data:
+        arrays = _from_files(task.data)
+    if task.fingerprint not in ("", arrays.fingerprint):
         raise FissileError(
-            f"the files of {task.data} have changed since this run began: they now hold {held}, "
-            f"not {task.fingerprint}; run again to begin anew with these"
+            f"the files of {task.data} have changed since this run began: they now hold "
+            f"{arrays.fingerprint}, not {task.fingerprint}; run again to begin anew with these"
         )
-    return found
+    return arrays.samples
+
+
+def _some_classes(task: Features, arrays: Arrays | None) -> Labelled:
+    """Return the arrays of the classes that a task keeps."""
+    samples = load(task, arrays)
+    return samples.some_classes(task.classes) if task.classes else samples
 
 
 class Classifiers:
@@ -96,20 +101,16 @@ class Classifiers:
 
     def _data(self, task: Features) -> Data:
         if task not in self._made:
-            found = load(task, self._arrays)
-            if task.classes:
-                found = found.some_classes(task.classes)
+            samples = _some_classes(task, self._arrays)
             if task.validation:
-                found = found.held_out(HELD_OUT)
-            self._made[task] = self._held(found.flat().scaled(task.scaling))
+                samples = samples.held_out(HELD_OUT)
+            samples = samples.flat().scaled(task.scaling)
+            large = isinstance(samples.x, np.memmap) and samples.x.nbytes > STREAMED
+            in_file = large and not self._device.startswith("cuda")  # a GPU has room for it
+            x = samples.x if in_file else _single(samples.x)
+            y, y_test = torch.tensor(samples.y), torch.tensor(samples.y_test)
+            self._made[task] = Data(x, y, _single(samples.x_test), y_test)
         return self._made[task]
-
-    def _held(self, found: Labelled) -> Data:
-        """Hold a set in memory; one that is large stays in its file, unless a GPU has room."""
-        on_chip = self._device.startswith("cuda")
-        stays = isinstance(found.x, np.memmap) and found.x.nbytes > STREAMED and not on_chip
-        x = found.x if stays else _single(found.x)
-        return Data(x, torch.tensor(found.y), _single(found.x_test), torch.tensor(found.y_test))
 
     def measures(self, bank: Bank) -> dict[str, Tensor]:
         """Measure how alike neurons are."""
@@ -141,34 +142,33 @@ def contest(
     >>> contest([Contender(Features("clinc150-minilm"), 8, "l1")])
     """
     first = contenders[0]
-    whole = load(first.task, arrays)
-    if first.task.classes:
-        whole = whole.some_classes(first.task.classes)
-    tell, scaling = on_steps or (lambda share: None), first.task.scaling
+    samples, scaling = _some_classes(first.task, arrays), first.task.scaling
+    on_share = on_steps or (lambda share: None)
     cells = list(dict.fromkeys(work.network() for work in contenders))
     searched = _trained(
-        first, device, lambda share: tell(share / 2),
+        first, device, lambda share: on_share(share / 2),
         [plan for cell in cells for plan in cell.plans],
-        SEARCHED, whole.held_out(HELD_OUT).flat().scaled(scaling),
+        SEARCHED, samples.held_out(HELD_OUT).flat().scaled(scaling),
     )  # fmt: skip
-    best = _best_settings(cells, searched[0].mean(0))
+    accuracies = searched[0].mean(0).split([len(cell.plans) for cell in cells])
+    best = [int(accuracy.argmax()) for accuracy in accuracies]
     numbers = sorted({work.number for work in contenders})
     tested = _trained(
-        first, device, lambda share: tell(0.5 + share / 2), [plan for plan, _, _ in best],
-        numbers, whole.flat().scaled(scaling),
+        first, device, lambda share: on_share(0.5 + share / 2),
+        [cell.plans[setting] for cell, setting in zip(cells, best, strict=True)],
+        numbers, samples.flat().scaled(scaling),
     )  # fmt: skip
     budgets = torch.tensor([cell.budget for cell in cells])
     assert bool((tested[1] <= budgets).all()), "a budget was exceeded"
     measures = {}
     for work in contenders:
         cell = cells.index(work.network())
-        _, setting, held_out = best[cell]
         accuracy, nonzeros, sound = tested[:, numbers.index(work.number), cell].tolist()
         measures[work] = {
             "accuracy": accuracy,
             "nonzeros": nonzeros,
-            "setting": float(setting),
-            "held_out": held_out,
+            "setting": float(best[cell]),
+            "held_out": float(accuracies[cell][best[cell]]),
             "diverged": 1.0 - sound,
         }
     return measures
@@ -182,7 +182,7 @@ def _trained(
     seeds: Sequence[int],
     data: Labelled,
 ) -> Float[Tensor, "measures seeds plans"]:
-    """Train plans as the contenders of a data set are trained; tell the share that is done.
+    """Train plans on data as the first contender is trained, and report the share that is done.
 
     The measures are the accuracy, the non-zero weights, and whether all of them are finite.
     """
@@ -194,22 +194,13 @@ def _trained(
     )  # fmt: skip
     for stack, places in stacks:
         measures = stack.accuracy(x_test, y_test), stack.nonzeros(), stack.finite()
-        tested[:, :, places] = torch.stack([each.cpu().double() for each in measures])
+        tested[:, :, places] = torch.stack([column.cpu().double() for column in measures])
     return tested
-
-
-def _best_settings(cells: Sequence[Contender], accuracy: Tensor) -> list[tuple[Plan, int, float]]:
-    """Return, for every cell, its best setting's plan and number, and its held-out accuracy."""
-    best = []
-    for cell, own in zip(cells, accuracy.split([len(cell.plans) for cell in cells]), strict=True):
-        setting = int(own.argmax())
-        best.append((cell.plans[setting], setting, float(own[setting])))
-    return best
 
 
 def arrays_on(data: Labelled, device: str) -> tuple[Tensor, Int[Tensor, ...], Tensor, Tensor]:
     """Return the arrays on the device, divided by one number so that inputs vary by one."""
-    x, x_test = (_single(one) for one in (data.x, data.x_test))
+    x, x_test = _single(data.x), _single(data.x_test)
     scale = float(x.std())
-    y, y_test = (torch.tensor(one, dtype=torch.long) for one in (data.y, data.y_test))
+    y, y_test = (torch.tensor(labels, dtype=torch.long) for labels in (data.y, data.y_test))
     return (x / scale).to(device), y.to(device), (x_test / scale).to(device), y_test.to(device)

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 def settings(results: Sequence[Results]) -> list[tuple[str, ...]]:
     """Return the settings that runs differ in: the name, and its values in each run."""
     every = [
-        values(one.works) | {"data": {one.study.data(one.run.scale, one.run.changes)}}
-        for one in results
+        values(result.works) | {"data": {result.study.data(result.run.scale, result.run.changes)}}
+        for result in results
     ]
-    found = []
-    for name in dict.fromkeys(name for one in every for name in one):
-        if any(one.get(name) != every[0].get(name) for one in every):
-            sides = (sorted(one.get(name, ()), key=lambda v: (str(type(v)), v)) for one in every)
-            found.append((name, *(", ".join(map(str, side)) for side in sides)))
-    trials = [str(len({work.number for work in one.works})) for one in results]
-    return [*found, *([("trials", *trials)] if len(set(trials)) > 1 else [])]
+    rows = []
+    for name in dict.fromkeys(name for settings in every for name in settings):
+        if any(settings.get(name) != every[0].get(name) for settings in every):
+            sides = (sorted(own.get(name, ()), key=lambda v: (str(type(v)), v)) for own in every)
+            rows.append((name, *(", ".join(map(str, side)) for side in sides)))
+    trials = [str(len({work.number for work in result.works})) for result in results]
+    return [*rows, ("trials", *trials)] if len(set(trials)) > 1 else rows
 
 
 def differences(results: Sequence[Results], measure: str = "accuracy") -> DataFrame:
@@ -57,7 +57,7 @@ def differences(results: Sequence[Results], measure: str = "accuracy") -> DataFr
         for arm in dict.fromkeys(first.frame.get("arm", ())):
             rows += _paired(first, other, arm, measure) if arm != "converged" else []
     if not rows:
-        names = " and ".join(one.run.name for one in results)
+        names = " and ".join(result.run.name for result in results)
         raise FissileError(
             f"{names} have no trials of {measure} to pair: they need the same arms, cells and "
             "trial numbers; see what they hold with: fissile results RUN"
@@ -68,11 +68,12 @@ def differences(results: Sequence[Results], measure: str = "accuracy") -> DataFr
 
 def _paired(first: Results, other: Results, arm: str, measure: str) -> list[tuple[Any, ...]]:
     """Compare one arm of two runs, cell by cell."""
-    sides = []
-    for one in (first, other):
-        if not one.rows or measure not in one.frame:
-            return []
-        sides.append(one.frame[one.frame["arm"] == arm].dropna(subset=[measure]))
+    if any(not result.rows or measure not in result.frame for result in (first, other)):
+        return []
+    sides = [
+        result.frame[result.frame["arm"] == arm].dropna(subset=[measure])
+        for result in (first, other)
+    ]
     known = [name for name in described(sides[0]) if name in sides[1] and name != "load"]
     # A column without a common value is what was changed: it does not tell cells apart.
     cell = [name for name in known if set(sides[0][name]) & set(sides[1][name])]
@@ -80,7 +81,7 @@ def _paired(first: Results, other: Results, arm: str, measure: str) -> list[tupl
         return []  # several cells of one run are like one of the other
     table = sides[0].merge(sides[1], on=cell, suffixes=("", " other"))
     axes = [name for name in dict.fromkeys([*first.along, *other.along]) if name in cell]
-    varied = [n for n in axes if any(one.frame[n].nunique() > 1 for one in (first, other))]
+    varied = [n for n in axes if any(r.frame[n].nunique() > 1 for r in (first, other))]
     varied = varied or axes[:1]
     rows = []
     for place, part in table.groupby(varied or ["arm"], sort=True):
@@ -88,7 +89,7 @@ def _paired(first: Results, other: Results, arm: str, measure: str) -> list[tupl
         gains = after - before
         low, high = interval(gains) if len(part) >= ENOUGH else (nan, nan)
         where = (f"{name} = {at}" for name, at in zip(varied, place, strict=False))
-        means = (summary(each).mean for each in (before, after, gains))
+        means = (summary(column).mean for column in (before, after, gains))
         rows.append((", ".join(where), arm, other.run.name, *means, low, high, len(part)))
     return rows
 
@@ -146,9 +147,9 @@ def write(results: Sequence[Results], folder: Path, measure: str = "accuracy") -
         svg = next(path for path in paths if path.suffix == ".svg").read_bytes()
         page = rendered(
             "compare.html.jinja",
-            names=[shown(one.run) for one in results],
+            names=[shown(result.run) for result in results],
             first=results[0].run.name,
-            notes=[(one.run.name, one.note) for one in results if one.note],
+            notes=[(result.run.name, result.note) for result in results if result.note],
             settings=settings(results),
             rows=texts(table),
             measure=labelled(measure),

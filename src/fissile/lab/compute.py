@@ -20,16 +20,7 @@ from fissile.bank.bank import Quiet
 from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.classifier import Arrays, Classifiers, contest, load
-from fissile.lab.task import (
-    Boolean,
-    Images,
-    Plateau,
-    length,
-    limit,
-    patience_of,
-    plateau,
-    stopped,
-)
+from fissile.lab.task import Boolean, Images, Plateau, length, limit, patience_of, plateau, stopped
 from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work
 from fissile.measure.theory import required_width
 
@@ -46,7 +37,7 @@ class TrialResult:
 
     work: Work
     measures: dict[str, float]
-    seconds: float
+    seconds: float = 0.0
     arrays: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -61,29 +52,28 @@ def compute(
 
     >>> compute([Trial(warm_up=1, fine_tune=1)])[0].measures["accuracy"]
 
-    It depends on nothing but its arguments and the data sets they name. ``on_steps`` is told the
+    The numbers depend on the arguments and the data sets they name alone. ``on_steps`` is told the
     share of the training that is done, ``on_outcomes`` what is finished before the rest.
     ``arrays`` is the data set of the trials, where it should not be read from files.
     """
     begin = time.perf_counter()
     trials = [work for work in works if isinstance(work, Trial)]
     contenders = [work for work in works if isinstance(work, Contender)]
+    samplings = [work for work in works if isinstance(work, Sampling)]
     if contenders:
-        came_to = contest(contenders, device, on_steps, arrays)
-        found = [TrialResult(work, came_to[work], 0.0) for work in contenders]
-    elif not trials:
-        found = [
-            TrialResult(work, sampled(work), 0.0) for work in works if isinstance(work, Sampling)
-        ]
+        measures = contest(contenders, device, on_steps, arrays)
+        outcomes = [TrialResult(work, measures[work]) for work in contenders]
+    elif samplings:
+        outcomes = [TrialResult(work, sampled(work)) for work in samplings]
     elif isinstance(trials[0].task, Images):
-        found = _behind_backbones(trials, device, on_steps, on_outcomes, arrays)
+        outcomes = _behind_backbones(trials, device, on_steps, on_outcomes, arrays)
     elif trials[0].arm.split == "converged":
-        found = _trained_on(trials, device, on_steps, arrays)
+        outcomes = _until_converged(trials, device, on_steps, arrays)
     else:
-        found = _on_bank(trials, device, on_steps, arrays)
-    # Side by side, nobody has seconds of their own: the time is shared out by estimated cost.
-    per_cost = (time.perf_counter() - begin) / sum(one.work.cost for one in found)
-    return [replace(one, seconds=per_cost * one.work.cost) for one in found]
+        outcomes = _on_bank(trials, device, on_steps, arrays)
+    # Trials that are trained side by side share the time out by their estimated cost.
+    per_cost = (time.perf_counter() - begin) / sum(outcome.work.cost for outcome in outcomes)
+    return [replace(outcome, seconds=per_cost * outcome.work.cost) for outcome in outcomes]
 
 
 def _grid(trials: Sequence[Trial]) -> tuple[list[Trial], list[Arm]]:
@@ -102,8 +92,8 @@ def _bank(
     networks: Sequence[Trial], device: str, arrays: Arrays | None
 ) -> tuple[Formulas | Classifiers, Bank]:
     boolean = isinstance(networks[0].task, Boolean)
-    bench = Formulas() if boolean else Classifiers(device, arrays)
-    return bench, Bank([bench.spec(network) for network in networks], device=device)
+    kind = Formulas() if boolean else Classifiers(device, arrays)
+    return kind, Bank([kind.spec(network) for network in networks], device=device)
 
 
 def _on_bank(
@@ -111,7 +101,7 @@ def _on_bank(
 ) -> list[TrialResult]:
     networks, arms = _grid(trials)
     first = networks[0]
-    bench, bank = _bank(networks, device, arrays)
+    kind, bank = _bank(networks, device, arrays)
     warm_up, fine_tune = first.warm_up, first.fine_tune
     share = _Share(on_steps, len(networks) * warm_up + len(trials) * fine_tune)
     bank.train(until=warm_up, progress=share)
@@ -119,28 +109,28 @@ def _on_bank(
     branched = bank.branch({repr(arm): bank_arm(arm, first) for arm in arms})
     branched.train(until=warm_up + fine_tune, progress=share)
     table = {"accuracy": branched.last, "best": branched.best, "nonzeros": branched.nonzeros}
-    table |= bench.measures(branched)
+    table |= kind.measures(branched)
     table["warm"] = warm.repeat_interleave(len(arms))
     rows = {pair: row for row, pair in enumerate(product(networks, arms))}
-    lost, before = set(branched.diverged), bank.accuracy
+    diverged, before = set(branched.diverged), bank.accuracy
     outcomes = []
     for trial in trials:
         row = rows[trial.network(), trial.arm]
         measures = {name: float(column[row]) for name, column in table.items()}
-        measures["diverged"] = float(row in lost)
-        pictures = bench.arrays(branched, row, before[row // len(arms)]) if trial.pictures else {}
-        outcomes.append(TrialResult(trial, measures, 0.0, pictures))
+        measures["diverged"] = float(row in diverged)
+        pictures = kind.arrays(branched, row, before[row // len(arms)]) if trial.pictures else {}
+        outcomes.append(TrialResult(trial, measures, arrays=pictures))
     return outcomes
 
 
-def _trained_on(
+def _until_converged(
     trials: Sequence[Trial], device: str, on_steps: OnSteps | None, arrays: Arrays | None
 ) -> list[TrialResult]:
     """Train dense networks until each has converged; how long others take changes nothing."""
     warm_up, size = trials[0].warm_up, length(trials[0].warm_up)
     bank = _bank(trials, device, arrays)[1]
     weights = bank.nonzeros.tolist()
-    curves, found = [list[float]() for _ in trials], dict[int, Plateau]()
+    curves, plateaus = [list[float]() for _ in trials], dict[int, Plateau]()
     left, epoch = list(range(len(trials))), warm_up
     while left:
         bank.train(until=epoch)
@@ -149,21 +139,21 @@ def _trained_on(
             flat = plateau(curves[number], warm_up)
             diverged = bool(curve) and not isfinite(curve[-1])
             if flat is not None or diverged:
-                found[number] = flat or stopped(curves[number], warm_up)
-        rest = [place for place, number in enumerate(left) if number not in found]
+                plateaus[number] = flat or stopped(curves[number], warm_up)
+        rest = [place for place, number in enumerate(left) if number not in plateaus]
         left = [left[place] for place in rest]
         if left:
             bank, epoch = bank.select(rest), epoch + size
         if on_steps is not None:
-            on_steps(len(found) / len(trials))
+            on_steps(len(plateaus) / len(trials))
     return [
-        TrialResult(trial, _criterion(curves[number], found[number], warm_up, int(counted)), 0.0)
-        for number, (trial, counted) in enumerate(zip(trials, weights, strict=True))
+        TrialResult(trial, _criterion(curves[number], plateaus[number], warm_up, weights[number]))
+        for number, trial in enumerate(trials)
     ]
 
 
 def _criterion(
-    curve: Sequence[float], flat: Plateau, warm_up: int, weights: int
+    curve: Sequence[float], flat: Plateau, warm_up: int, weights: float
 ) -> dict[str, float]:
     """Return the accuracy at the split and when converged, and the epochs that took."""
     return {
@@ -218,20 +208,20 @@ def _behind_backbones(
     arrays: Arrays | None,
 ) -> list[TrialResult]:
     """Train networks of one task and recipe behind their backbones; keep each as it is finished."""
-    # With all its arms: on a GPU a warm-up that is done again differs in the last bits.
     from fissile.bank import vision
 
     networks, arms = _grid(trials)
     first, task = networks[0], networks[0].task
     assert isinstance(task, Images)
-    wanted = {(trial.network(), repr(trial.arm)): trial for trial in trials}
+    by_network = {(trial.network(), repr(trial.arm)): trial for trial in trials}
     outcomes: dict[Trial, TrialResult] = {}
     begin = time.perf_counter()
 
     def finished(number: int, arm: str, trained: Trained) -> None:
-        trial = wanted[networks[number], arm]
-        outcomes[trial] = _behind_backbone(trial, trained)
-        own = [wanted[networks[number], repr(arm)] for arm in arms]
+        network = networks[number]
+        outcomes[by_network[network, arm]] = _behind_backbone(by_network[network, arm], trained)
+        # All arms together: on a GPU a warm-up that is done again differs in the last bits.
+        own = [by_network[network, repr(arm)] for arm in arms]
         if on_outcomes is not None and all(trial in outcomes for trial in own):
             taken = (time.perf_counter() - begin) / len(outcomes)
             on_outcomes([replace(outcomes[trial], seconds=taken) for trial in own])
@@ -241,7 +231,7 @@ def _behind_backbones(
     flat = partial(plateau, warm_up=warm_up, patience=patience_of(task))
     longest = limit(warm_up, patience_of(task)) if converging else warm_up + first.fine_tune
     vision.train(
-        [vision.Network(task.projection, one.neurons, one.number) for one in networks],
+        [vision.Network(task.projection, net.neurons, net.number) for net in networks],
         vision.Images(*map(torch.tensor, (held.x, held.y, held.x_test, held.y_test))),
         {repr(arm): bank_arm(arm, first) for arm in arms},
         recipe=first.recipe,
@@ -260,7 +250,7 @@ def _behind_backbone(trial: Trial, trained: Trained) -> TrialResult:
     curve, warm_up = trained.accuracy, trial.warm_up
     if trial.arm.split == "converged":
         flat = plateau(curve, warm_up, patience_of(trial.task)) or stopped(curve, warm_up)
-        return TrialResult(trial, _criterion(curve, flat, warm_up, trained.nonzeros), 0.0)
+        return TrialResult(trial, _criterion(curve, flat, warm_up, trained.nonzeros))
     reached = [value for value in curve if isfinite(value)]
     measures = {
         "accuracy": reached[-1] if reached else nan,
@@ -269,15 +259,17 @@ def _behind_backbone(trial: Trial, trained: Trained) -> TrialResult:
         "nonzeros": float(trained.nonzeros),
         "diverged": float(trained.diverged),
     }
-    arrays = {"curve": torch.tensor(curve)} if trial.pictures else {}
-    return TrialResult(trial, measures, 0.0, arrays)
+    return TrialResult(
+        trial, measures, arrays={"curve": torch.tensor(curve)} if trial.pictures else {}
+    )
 
 
 def sampled(work: Sampling) -> dict[str, float]:
     """Return the closed forms, and what sampled networks come to."""
     net = work.formula
     seen = net.simulate(work.networks, seed=work.number)
-    measures = {
+    width = required_width(work.eps, work.literals, work.size, work.alpha)
+    return {
         "coverage": net.coverage,
         "coverage_bound": net.coverage_bound,
         "coverage_approx": net.coverage_approx,
@@ -287,9 +279,6 @@ def sampled(work: Sampling) -> dict[str, float]:
         "collision_ratio_approx": net.collision_ratio_approx,
         "collision_ratio_simulated": seen.collisions / net.collisions_dense,
         "collision_ratio_error": seen.collisions_error / net.collisions_dense,
-    }
-    width = required_width(work.eps, work.literals, work.size, work.alpha)
-    return measures | {
         "width": width.exact,
         "width_bound": width.bound,
         "width_approx": width.approx,

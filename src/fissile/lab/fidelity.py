@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import exp, log, sqrt
-from typing import Any
+from math import sqrt
+from statistics import geometric_mean
+from typing import Any, NamedTuple
 
 from fissile._common.errors import FissileError
 from fissile.lab.stats import summary
@@ -73,20 +74,20 @@ class Target:
         return float(number[0] if isinstance(number, tuple) else number)
 
     def readings(self, limits: Axes) -> list[Reading]:
-        """Return every combination of the open settings."""
+        """Return every combination of the open settings, and the extras of the usual one."""
         values = [
             [value for value in axis if value in limits.get(name, axis)]
             for name, axis in self.axes.items()
         ]
-        found = [dict(zip(self.axes, chosen, strict=True)) for chosen in product(*values)]
-        more = [
+        readings = [dict(zip(self.axes, chosen, strict=True)) for chosen in product(*values)]
+        extras = [
             reading | {name: value}
-            for reading in found
+            for reading in readings
             if (reading["train"], reading.get("embedding")) == (10_000, "literals")
             for name, others in self.extras.items()
             for value in others
         ]
-        return [*found, *more]
+        return [*readings, *extras]
 
 
 _DATA: Axes = {
@@ -130,8 +131,7 @@ def under(reading: Reading, trial: Trial) -> Trial:
     return replace(new, pictures=False)
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """How a reading compares with a table."""
 
     target: Target
@@ -141,10 +141,11 @@ class Fit:
 
 def works(scale: str) -> list[Trial]:
     """Return every trial of the search."""
-    return list(dict.fromkeys(t for *_, trials in _plan(scale) for t in trials))
+    return list(dict.fromkeys(trial for *_, trials in _plan(scale) for trial in trials))
 
 
 def _plan(scale: str) -> Iterator[tuple[Target, Reading, list[Trial]]]:
+    """Yield every reading of every table, with its trials."""
     if scale not in _LIMITS:
         raise FissileError(f"unknown scale {scale!r}; there are {', '.join(_LIMITS)}")
     for target in TARGETS:
@@ -171,15 +172,15 @@ def compared(store: Store, scale: str) -> list[Fit]:
             value = percent * measures[trial.key][reading["measure"]]
             values.setdefault((target.place(trial), trial.arm.split), []).append(value)
         squares = []
-        for key, found in values.items():
-            paper = target.paper(*key)
+        for (place, split), own in values.items():
+            paper = target.paper(place, split)
             unit = 0.01 * paper if target.relative else 1
-            squares.append(((summary(found).mean - paper) / unit) ** 2)
+            squares.append(((summary(own).mean - paper) / unit) ** 2)
         fits.append(Fit(target, reading, sqrt(sum(squares) / len(squares))))
     return fits
 
 
-def best(fits: Sequence[Fit], study: str) -> Fit:
+def best(fits: Iterable[Fit], study: str) -> Fit:
     """Return the reading that fits a table best."""
     return min((fit for fit in fits if fit.target.study == study), key=lambda fit: fit.residual)
 
@@ -190,27 +191,25 @@ def common(fits: Sequence[Fit]) -> list[tuple[float, list[Fit]]]:
     A setting's score is the geometric mean, over the tables, of its residual as a multiple of the
     table's best. Where a table leaves more open (alpha, the kind of cosine), its best is taken.
     """
-    floors = [best(fits, target.study).residual for target in TARGETS]
+    studies = [target.study for target in TARGETS]
+    floors = [best(fits, study).residual for study in studies]
     last = [fit.reading for fit in fits if fit.target is TARGETS[-1]]  # it has all these settings
-    values = [list(dict.fromkeys(reading[name] for reading in last)) for name in SHARED]
-    found = []
-    for shared in product(*values):
+    scored = []
+    for shared in product(*(dict.fromkeys(reading[name] for reading in last) for name in SHARED)):
+        setting = dict(zip(SHARED, shared, strict=True))
         agreeing = [
             fit
             for fit in fits
-            if all(
-                fit.reading.get(name, value) == value
-                for name, value in zip(SHARED, shared, strict=True)
-            )
+            if all(fit.reading.get(name, value) == value for name, value in setting.items())
         ]
-        if {fit.target.study for fit in agreeing} == {target.study for target in TARGETS}:
-            chosen = [best(agreeing, target.study) for target in TARGETS]
-            logs = [
-                log((fit.residual + _TINY) / (floor + _TINY))
+        if {fit.target.study for fit in agreeing} == set(studies):
+            chosen = [best(agreeing, study) for study in studies]
+            multiples = [
+                (fit.residual + _TINY) / (floor + _TINY)
                 for fit, floor in zip(chosen, floors, strict=True)
             ]
-            found.append((exp(sum(logs) / len(logs)), chosen))
-    return sorted(found, key=lambda scored: scored[0])
+            scored.append((geometric_mean(multiples), chosen))
+    return sorted(scored, key=lambda pair: pair[0])
 
 
 # --- what the search found, as Markdown
@@ -221,35 +220,30 @@ def markdown(fits: Sequence[Fit]) -> str:
 
     >>> Path("fidelity.md").write_text(markdown(fits))
     """
-    studies = [target.study for target in TARGETS]
-    parts = [
-        "## The best reading of each table\n\nResiduals are root mean squares over a table: "
-        "points of accuracy, or percent of a number.\n",
-        _table(["table", "readings tried", "residual", "best reading"], _bests(fits)),
-        "## One setting for all tables\n\nThe score is the geometric mean of the residuals, each "
-        "as a multiple of its table's best. Alpha and the kind of cosine may differ between "
-        "tables; the rest is shared.\n",
-        _table(["score", *SHARED, *studies], map(_scored, common(fits)[:10])),
-    ]
-    return "\n".join(parts)
-
-
-def _bests(fits: Sequence[Fit]) -> Iterator[list[object]]:
+    head = ["table", "readings tried", "residual", "best reading"]
+    rows = []
     for target in TARGETS:
         fit = best(fits, target.study)
-        tried = sum(one.target is target for one in fits)
+        tried = sum(other.target is target for other in fits)
         unit = "%" if target.relative else "points"
         choices = [n for n, axis in target.axes.items() if len(axis) > 1 or n in target.extras]
         settings = ", ".join(f"{name} {fit.reading[name]}" for name in choices)
-        yield [target.study, tried, f"{fit.residual:.1f} {unit}", settings]
+        rows.append([target.study, str(tried), f"{fit.residual:.1f} {unit}", settings])
+    parts = [
+        "## The best reading of each table\n\nResiduals are root mean squares over a table: "
+        "points of accuracy, or percent of a number.\n",
+        _table(head, rows),
+        "## One setting for all tables\n\nThe score is the geometric mean of the residuals, each "
+        "as a multiple of its table's best. Alpha and the kind of cosine may differ between "
+        "tables; the rest is shared.\n",
+    ]
+    head = ["score", *SHARED, *(target.study for target in TARGETS)]
+    rows = []
+    for score, chosen in common(fits)[:10]:
+        settings = [str(chosen[-1].reading[name]) for name in SHARED]
+        rows.append([f"{score:.2f}", *settings, *(f"{fit.residual:.1f}" for fit in chosen)])
+    return "\n".join([*parts, _table(head, rows)])
 
 
-def _scored(scored: tuple[float, Sequence[Fit]]) -> list[object]:
-    score, chosen = scored
-    settings = [chosen[-1].reading[name] for name in SHARED]
-    return [f"{score:.2f}", *settings, *(f"{fit.residual:.1f}" for fit in chosen)]
-
-
-def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields
 from math import nan
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -72,13 +72,13 @@ def table(works: Sequence[Work], measures: Rows | Mapping[str, Mapping[str, floa
 
     keys = measures.keys if isinstance(measures, Rows) else measures
     places = {key: place for place, key in enumerate(keys)}
-    found = [work for work in works if work.key in places]
-    frame = _settings(found)
+    finished = [work for work in works if work.key in places]
+    frame = _settings(finished)
     if isinstance(measures, Rows):
-        order = [places[work.key] for work in found]
+        order = [places[work.key] for work in finished]
         numbers = {name: column[order] for name, column in measures.columns().items()}
     else:
-        numbers = dict(pandas.DataFrame([measures[work.key] for work in found]))
+        numbers = dict(pandas.DataFrame([measures[work.key] for work in finished]))
     own = {name: column for name, column in numbers.items() if name not in frame}
     frame = pandas.concat([frame, pandas.DataFrame(own)], axis=1)
     for name in {"accuracy", "best", "warm", "held_out"} & set(frame.columns):
@@ -98,7 +98,7 @@ def _settings(works: Sequence[Work]) -> DataFrame:
     import pandas
 
     parts = {
-        kind.kind: attrgetter(*(one.name for one in fields(kind) if one.name != "number"))
+        kind.kind: attrgetter(*(item.name for item in fields(kind) if item.name != "number"))
         for kind in (Trial, Sampling, Contender)
     }
     cells: dict[tuple[int, ...], int] = {}
@@ -159,12 +159,12 @@ def cells(frame: DataFrame, measure: str, along: Sequence[str]) -> DataFrame:
     raw = "accuracy" if measure == "improvement" else measure.removesuffix("_fold")
     rows = []
     for values, cell in frame.groupby(list(along), sort=True):
-        for arm in dict.fromkeys(cell["arm"]):
-            found = summary(cell.loc[cell["arm"] == arm, measure])
-            alone = arm == "dense" or "dense" not in set(cell["arm"])
-            against = None if alone else paired(cell, arm, "dense", raw)
+        arms = list(dict.fromkeys(cell["arm"]))
+        for arm in arms:
+            compared = arm != "dense" and "dense" in arms
+            against = paired(cell, arm, "dense", raw) if compared else None
             p = nan if against is None else against.p
-            rows.append((*values, arm, found.mean, found.error, found.count, p))
+            rows.append((*values, arm, *astuple(summary(cell.loc[cell["arm"] == arm, measure])), p))
     return pandas.DataFrame(rows, columns=[*along, "arm", "mean", "error", "count", "p"])
 
 

@@ -119,13 +119,13 @@ def rates(times: Iterable[Time], device: str = "cpu") -> dict[str, Rate]:
                 batch = batches[kind_of(work), stored.finished]
                 batch[0] += stored.seconds * (cores or 1)
                 batch[1] += work.cost
-    found: dict[str, Rate] = {}
+    by_kind: dict[str, Rate] = {}
     for kind in {kind for kind, _ in batches}:
-        seconds, cost = np.array([each for key, each in batches.items() if key[0] == kind]).T
+        seconds, cost = np.array([batch for key, batch in batches.items() if key[0] == kind]).T
         rest = seconds.sum() - seconds, cost.sum() - cost
         ratios = (seconds / cost * rest[1] / rest[0]).tolist() if len(cost) > 1 else ()
-        found[kind] = Rate(float(seconds.sum() / cost.sum()), tuple(ratios))
-    return found
+        by_kind[kind] = Rate(float(seconds.sum() / cost.sum()), tuple(ratios))
+    return by_kind
 
 
 def _machine(device: str) -> tuple[str, int]:
@@ -142,19 +142,17 @@ def calibrated(work: Work, device: str = "cpu") -> Rate | None:
         return None
     size, seconds, cost = 1, 0.0, 1.0
     while seconds < _ENOUGH:  # the first run compiles, and later ones dwarf what is set up once
-        batch = [_small(work, size, number) for number in range(_BESIDE)]
+        if isinstance(work, Sampling):
+            small: Work = replace(work, networks=100 * size)
+        elif isinstance(work, Contender):
+            small = replace(work, task=Features("generated"), epochs=2 * size)
+        else:
+            task = work.task if isinstance(work.task, Boolean) else Features("generated")
+            small = replace(work, task=task, warm_up=1, fine_tune=size)
+        batch = [replace(small, number=number) for number in range(_BESIDE)]
         begin = time.perf_counter()
         compute(batch, device)
         seconds = time.perf_counter() - begin if size > 1 else 0.0
-        cost = sum(small.cost for small in batch)
+        cost = sum(trial.cost for trial in batch)
         size *= 4
     return Rate(seconds * (cores or 1) / cost)
-
-
-def _small(work: Work, size: int, number: int) -> Work:
-    if isinstance(work, Sampling):
-        return replace(work, networks=100 * size, number=number)
-    if isinstance(work, Contender):
-        return replace(work, task=Features("generated"), epochs=2 * size, number=number)
-    task = work.task if isinstance(work.task, Boolean) else Features("generated")
-    return replace(work, task=task, warm_up=1, fine_tune=size, number=number)

@@ -27,25 +27,11 @@ from fissile.measure.theory import RandomSparse
 REVISION = 1
 
 
-def key_of(work: Any, **more: str) -> str:
-    """Return the name that a trial's result is stored under.
-
-    >>> len(key_of(Trial()))
-    32
-
-    ``more`` is what decides the result besides the trial's own fields.
-    """
-    before, after = _around_number(work, **more)
-    return _hashed(f"{before}{work.number}{after}")
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _around_number(work: Any, **more: str) -> tuple[str, str]:
+def _around_number(work: Work) -> tuple[str, str]:
     """Return everything that decides a result as text: what comes before the number, and after."""
-    spec = {"revision": REVISION, "kind": work.kind, **_spec(work), **more}
+    spec = {"revision": REVISION, "kind": work.kind, **_spec(work)}
+    if isinstance(work, Contender):  # whoever changes a method's plans gets new results
+        spec["plans"] = repr(work.plans)
     early = {name: value for name, value in spec.items() if name < "number"}
     late = {name: value for name, value in spec.items() if name > "number"}
     texts = [json.dumps(part, sort_keys=True, separators=(",", ":")) for part in (early, late)]
@@ -54,13 +40,27 @@ def _around_number(work: Any, **more: str) -> tuple[str, str]:
 
 def _spec(part: Any) -> dict[str, Any]:
     """Return a part of a trial as plain values, later fields only where they say something."""
-    found = {}
-    for one in fields(part):
-        value = getattr(part, one.name)
-        at_default = one.metadata.get("later") and value == one.default
-        if not at_default and not one.metadata.get("label"):
-            found[one.name] = _spec(value) if is_dataclass(value) else value
-    return found
+    spec = {}
+    for item in fields(part):
+        value = getattr(part, item.name)
+        at_default = item.metadata.get("later") and value == item.default
+        if not at_default and not item.metadata.get("label"):
+            spec[item.name] = _spec(value) if is_dataclass(value) else value
+    return spec
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class _Keyed:
+    """A trial of any kind."""
+
+    @cached_property
+    def key(self: Any) -> str:
+        """The name that the result is stored under: equal for equal trials, whoever runs them."""
+        before, after = _around_number(self)
+        return _hashed(f"{before}{self.number}{after}")
 
 
 #: The seeds that settings are searched with; no trial has one of these.
@@ -68,15 +68,15 @@ SEARCHED = (1_000_000, 1_000_001)
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A method, the budget of a dense network so wide, and the trial's number.
+class Contender(_Keyed):
+    """A method, the budget of a dense network of some width, and the trial's number.
 
     >>> Contender(Features("clinc150-minilm"), neurons=8, method="gradual").budget
     4430
 
     Its six settings are tried on held-out training samples; the best is trained on all of them,
-    and tested once. Trials of a cell share that search. On a processor it is the same whenever it
-    is done; on a GPU sums depend on what is trained beside, and close settings may change places.
+    and tested once. Trials of a cell share that search. On a GPU, sums depend on what is trained
+    beside, and close settings may change places; on a processor the search is always the same.
     """
 
     kind: ClassVar[str] = "contender"
@@ -94,19 +94,8 @@ class Contender:
         if whole("number", self.number, least=0) >= SEARCHED[0]:
             raise FissileError(f"number={self.number} is kept for searching; give a smaller one")
         if self.method not in METHODS:
-            raise FissileError(
-                f"there is no method {self.method!r}; there are {', '.join(METHODS)}"
-            )
-
-    @cached_property
-    def key(self) -> str:
-        """The name of the result; whoever changes a method's plans gets new results."""
-        return key_of(self, **self.decided)
-
-    @property
-    def decided(self) -> dict[str, str]:
-        """What decides the result besides the fields."""
-        return {"plans": repr(self.plans)}
+            known = ", ".join(METHODS)
+            raise FissileError(f"there is no method {self.method!r}; there are {known}")
 
     @property
     def plans(self) -> list[Plan]:
@@ -200,23 +189,23 @@ class Arm:
 
     def columns(self, *, moving: bool) -> dict[str, object]:
         """Return the arm as columns of a table, how its masks move among them if asked for."""
-        found: dict[str, object] = {
+        columns: dict[str, object] = {
             "arm": self.name,
             "split": self.split,
             "alpha": self.alpha,
             "clusters": self.clusters or 0,
             "moments": self.moments,
         }
-        if not moving:
-            return found
-        moves = self.every, self.fraction, self.grow
-        nothing = 0, 0.0, "none"
-        values = moves if self.split == "dynamic" else nothing
-        return found | dict(zip(("every", "fraction", "grow"), values, strict=True))
+        if moving:
+            dynamic = self.split == "dynamic"
+            columns["every"] = self.every if dynamic else 0
+            columns["fraction"] = self.fraction if dynamic else 0.0
+            columns["grow"] = self.grow if dynamic else "none"
+        return columns
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(_Keyed):
     """One network of one arm: its task, its shape, how it is trained, and its number.
 
     >>> Trial(Boolean(clauses=8), neurons=8, arm=Arm("random", 2), number=3)
@@ -256,11 +245,6 @@ class Trial:
         if not plain and not isinstance(self.task, Features):
             raise FissileError("depth and layer_norm are for classifiers of features alone")
 
-    @cached_property
-    def key(self) -> str:
-        """The name of the result: equal for equal trials, whoever runs them."""
-        return key_of(self)
-
     def network(self) -> Trial:
         """Return the dense network that all arms of this trial go on from.
 
@@ -276,19 +260,17 @@ class Trial:
         return self.kind, self.warm_up, self.fine_tune, task, bool(self.embedding), recipe
 
     @property
-    def tuned(self) -> int:
-        """Count the epochs after the warm-up; of a network that converges, about."""
-        most = limit(self.warm_up, patience_of(self.task)) - self.warm_up
-        return min(EPOCHS, most) if self.arm.split == "converged" else self.fine_tune
-
-    @property
     def cost(self) -> float:
         """About the seconds on two cores, of one network among many.
 
         The warm-up, which all arms share, counts for the dense one. Batches are cut by the cost,
         and the time of a batch is shared out by it.
         """
-        epochs = self.tuned + (self.warm_up if self.arm.unsplit else 0)
+        epochs = self.fine_tune
+        if self.arm.split == "converged":
+            epochs = min(EPOCHS, limit(self.warm_up, patience_of(self.task)) - self.warm_up)
+        if self.arm.unsplit:
+            epochs += self.warm_up
         steps = epochs * -(-self.task.samples // self.recipe.batch)
         measures = 0.0
         if isinstance(self.task, Boolean) and not self.embedding:
@@ -331,8 +313,8 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """A trial of the theory: random sparse networks, drawn and counted, beside the closed forms."""
+class Sampling(_Keyed):
+    """A trial of the theory: random sparse networks, drawn and counted, beside closed forms."""
 
     kind: ClassVar[str] = "sampling"
 
@@ -343,10 +325,6 @@ class Sampling:
     networks: int = 2_000
     eps: float = 0.05
     number: int = 0
-
-    @cached_property
-    def key(self) -> str:
-        return key_of(self)
 
     def network(self) -> Sampling:
         return self
@@ -379,7 +357,7 @@ class Sampling:
 _FIXED = {"number", "pictures", "split", "validation", "projection", "method"}
 
 Work = Trial | Sampling | Contender
-_KINDS: dict[str, type[Work]] = {one.kind: one for one in (Trial, Sampling, Contender)}
+_KINDS: dict[str, type[Work]] = {kind.kind: kind for kind in (Trial, Sampling, Contender)}
 _PARTS: dict[str, Callable[..., Any]] = {
     "task": lambda **spec: task_from(spec),
     "recipe": Recipe,
@@ -393,19 +371,19 @@ def numbered(cell: Work, count: int) -> list[Work]:
     Keys come with them, as large studies ask for many.
     """
     replace(cell, number=count - 1)  # checks the largest number
-    parts = {one.name: getattr(cell, one.name) for one in fields(cell)}
-    found = list[Work]()
+    parts = {item.name: getattr(cell, item.name) for item in fields(cell)}
+    works = list[Work]()
     for number, key in enumerate(keys_of(cell, count)):
-        one = object.__new__(type(cell))
+        work = object.__new__(type(cell))
         for name, value in (parts | {"number": number, "key": key}).items():
-            object.__setattr__(one, name, value)  # without the checks, and in little memory
-        found.append(one)
-    return found
+            object.__setattr__(work, name, value)  # without the checks, and in little memory
+        works.append(work)
+    return works
 
 
 def keys_of(cell: Work, count: int) -> Iterator[str]:
     """Return the keys of ``numbered(cell, count)``: the text behind a key differs in the number."""
-    before, after = _around_number(cell, **getattr(cell, "decided", {}))
+    before, after = _around_number(cell)
     return (_hashed(f"{before}{number}{after}") for number in range(count))
 
 
@@ -426,14 +404,14 @@ def changed(work: Work, changes: Mapping[str, object]) -> Work:
             known = ", ".join(sorted(settings(work)))
             raise FissileError(f"there is no setting {name!r} to change; there are {known}")
         # An option means nothing to an arm without it, whose trials stay shared.
-        if where != "arm" or _concerns(name, parts["arm"]):
+        if where != "arm" or _has_option(parts["arm"], name):
             old = parts[where]
             parts[where] = replace(old, **{name: _typed(name, getattr(old, name), value)})
     own = parts.pop("")
     return replace(own, **{part: value for part, value in parts.items() if value is not None})  # type: ignore[no-any-return]
 
 
-def _concerns(name: str, arm: Arm) -> bool:
+def _has_option(arm: Arm, name: str) -> bool:
     splits = {"clusters": "gram", "every": "dynamic", "fraction": "dynamic", "grow": "dynamic"}
     return arm.split == splits[name] if name in splits else not arm.unsplit
 
@@ -448,7 +426,7 @@ def _settings(part: Any) -> set[str]:
     """Return the names of what may be changed in a part of a trial."""
     if not is_dataclass(part):
         return set()
-    return {one.name for one in fields(part)} - _PARTS.keys() - _FIXED
+    return {item.name for item in fields(part)} - _PARTS.keys() - _FIXED
 
 
 def _typed(name: str, old: object, new: object) -> object:

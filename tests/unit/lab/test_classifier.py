@@ -130,7 +130,8 @@ def test_a_large_set_stays_in_its_file_and_trains_the_same(tmp_path, monkeypatch
     mapped[:] = held.x
     usual = compute([trial("random", 4, depth=5, layer_norm=True)])[0].measures
     monkeypatch.setattr(classifier, "STREAMED", 0)
-    monkeypatch.setattr(classifier, "_found", lambda name: (replace(held, x=mapped), "0"))
+    arrays = classifier.Arrays("generated", replace(held, x=mapped), "0")
+    monkeypatch.setattr(classifier, "_from_files", lambda name: arrays)
     spec = classifier.Classifiers("cpu").spec(trial())
     assert isinstance(spec.data.x, np.memmap)
     assert compute([trial("random", 4, depth=5, layer_norm=True)])[0].measures == usual

@@ -58,7 +58,7 @@ class Node(NamedTuple):
 
     cpus: int
     gpus: int
-    memory: float
+    memory: float  # in bytes
 
 
 class Shares(NamedTuple):
@@ -69,12 +69,12 @@ class Shares(NamedTuple):
     per_gpu: int  # workers that share one
 
 
-def nodes_of(told: Iterable[Mapping[str, Any]]) -> list[Node]:
-    """Read what ``ray.nodes()`` says of the nodes that are alive."""
-    alive = [one.get("Resources", {}) for one in told if one["Alive"]]
+def nodes_of(described: Iterable[Mapping[str, Any]]) -> list[Node]:
+    """Return the nodes that are alive, of those that ``ray.nodes()`` describes."""
+    alive = [node.get("Resources", {}) for node in described if node["Alive"]]
     return [
-        Node(int(one.get("CPU", 0)), int(one.get("GPU", 0)), float(one.get("memory", inf)))
-        for one in alive
+        Node(int(has.get("CPU", 0)), int(has.get("GPU", 0)), float(has.get("memory", inf)))
+        for has in alive
     ]
 
 
@@ -93,7 +93,7 @@ def shares_of(nodes: Sequence[Node], works: Sequence[Work], device: str | None) 
 
 
 def memory_of(work: Work) -> int:
-    """Return the bytes that a worker asks for: a process that trains, and the trial's data set."""
+    """Return the bytes that a worker needs: a process that trains, and the trial's data set."""
     if isinstance(work, Sampling) or isinstance(work.task, Boolean):
         return PROCESS
     entry = work.task.entry
@@ -112,10 +112,7 @@ class _Task:
 
 
 class RayBackend:
-    """The workers of the cluster that this process is connected to.
-
-    Where there is none, it gives up, or waits for some minutes if ``wait`` says that one may come.
-    """
+    """The workers of the cluster that is connected; ``wait`` says that some may still come."""
 
     def __init__(
         self,
@@ -142,7 +139,7 @@ class RayBackend:
         self._largest = inf  # the memory of the largest node
         self._looked = self._heard = self._manned = time.monotonic()
         self._look()
-        self._asked = not self.slots
+        self._asked = not self.slots  # for machines, at the autoscaler
         if self._asked:
             lacks = f"no node of the cluster has {'a GPU' if device == 'cuda' else 'a core'} for us"
             if not wait:
@@ -158,10 +155,7 @@ class RayBackend:
         return sum(self._slots.values())
 
     def cut(self, pending: Pending) -> Batch | None:
-        """Take a batch for a worker that is free now, those with a GPU first.
-
-        Batches shrink towards the end, so that all workers have one.
-        """
+        """Take a batch for a free worker, first for a GPU; the last batches are smaller."""
         self._look_again()
         if not pending:
             return None
@@ -177,20 +171,16 @@ class RayBackend:
         import ray
 
         works, device = batch
-        on_gpu = device.startswith("cuda")
         memory = min(memory_of(works[0]), self._largest)
-        task = self._remote.options(
-            num_cpus=CORES,
-            num_gpus=self._gpus if on_gpu else 0,
-            memory=int(memory),
-            max_retries=0,  # a run counts itself how often a batch has lost its worker
-            **({"runtime_env": _ALL_SEEN} if on_gpu else {}),
-        )
+        gpu = {"num_gpus": self._gpus, "runtime_env": _ALL_SEEN} if device == "cuda" else {}
+        # A run counts itself how often a batch has lost its worker.
+        options = {"num_cpus": CORES, "num_gpus": 0, "memory": int(memory), "max_retries": 0, **gpu}
         payload = ray.cloudpickle.dumps((compute, works, device))  # type: ignore[no-untyped-call]
+        future: Future[Any] = Future()
         try:
+            task = self._remote.options(**options)
             reference = task.remote(fissile.__version__, payload, self._arrays(works))
         except FissileError as error:  # the data set is not what it was
-            future: Future[Any] = Future()
             future.set_exception(error)
         except (ray.exceptions.RayError, ConnectionError) as error:
             raise Halt(f"the cluster takes no batch: {shorten(str(error), _WORDS)}") from None
@@ -220,12 +210,19 @@ class RayBackend:
 
     def _arrays(self, works: list[Work]) -> Any:
         """Return where the data set of a batch is in the cluster, or None if it needs none."""
+        import ray
+
         task = getattr(works[0], "task", None)
         if not isinstance(task, Features | Images):
             return None
         key = task.data, task.fingerprint
         if key not in self._data:
-            self._data[key] = _put(task)
+            samples = load(task)
+            # As plain arrays, also where they are mapped from a file: a machine has them once,
+            # however many of its workers read them.
+            whole = replace(samples, x=np.asarray(samples.x), x_test=np.asarray(samples.x_test))
+            arrays = Arrays(task.data, whole, task.fingerprint or samples.fingerprint())
+            self._data[key] = ray.put(arrays)
         return self._data[key]
 
     def _meant(self, error: Exception) -> Exception:
@@ -233,11 +230,10 @@ class RayBackend:
         from ray.exceptions import RayError, RayTaskError
 
         if isinstance(error, RayTaskError):
-            cause = error.cause
-            if isinstance(cause, RayError):
+            if isinstance(error.cause, RayError):
                 self._data.clear()  # the machine that had it may be gone
-                return Lost(f"its data was lost: {shorten(str(cause), _WORDS)}")
-            return cause if isinstance(cause, Exception) else FissileError(str(error))
+                return Lost(f"its data was lost: {shorten(str(error.cause), _WORDS)}")
+            return error.cause if isinstance(error.cause, Exception) else FissileError(str(error))
         if isinstance(error, RayError):
             return Lost(f"its worker died: {shorten(str(error), _WORDS)}")
         return error
@@ -267,15 +263,15 @@ class RayBackend:
 
     def _look(self) -> None:
         nodes = _nodes()
-        shares = shares_of(nodes, self._works, self._device)
+        cpus, gpus, per_gpu = shares_of(nodes, self._works, self._device)
         # One batch more than there are workers lies ready for whoever is done first.
-        gpus, cpus = (count + (count > 0) for count in (shares.gpus, shares.cpus))
-        on_gpu = int(min(gpus, self._most))
-        self._slots = {"cuda": on_gpu, "cpu": int(min(cpus, self._most - on_gpu))}
-        self._contenders = ceil(self._cells / max(1, shares.gpus))
-        self._gpus = floor(1e4 / shares.per_gpu) / 1e4  # as finely as Ray counts
+        on_gpu = int(min(gpus + (gpus > 0), self._most))
+        on_cpu = int(min(cpus + (cpus > 0), self._most - on_gpu))
+        self._slots = {"cuda": on_gpu, "cpu": on_cpu}
+        self._contenders = ceil(self._cells / max(1, gpus))
+        self._gpus = floor(1e4 / per_gpu) / 1e4  # as finely as Ray counts
         self._largest = max((node.memory for node in nodes if node.cpus), default=inf)
-        gone = [kind for kind, count in (("cuda", shares.gpus), ("cpu", shares.cpus)) if not count]
+        gone = [kind for kind, count in (("cuda", gpus), ("cpu", cpus)) if not count]
         self._recall(
             task
             for task in self._tasks.values()
@@ -284,11 +280,11 @@ class RayBackend:
 
 
 def _ask(workers: int, device: str | None) -> None:
-    """Let the cluster's autoscaler, if it has one, keep machines for this many workers."""
+    """Ask the cluster's autoscaler, if it has one, for machines for this many workers."""
+    worker = {"CPU": CORES, "GPU": 1} if device == "cuda" else {"CPU": CORES}
     with suppress(Exception):  # it is a favour
         from ray.autoscaler.sdk import request_resources
 
-        worker = {"CPU": CORES, "GPU": 1} if device == "cuda" else {"CPU": CORES}
         request_resources(bundles=workers * [worker])
 
 
@@ -299,17 +295,6 @@ def _nodes() -> list[Node]:
         return nodes_of(ray.nodes())  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever Ray says where nobody is any more
         raise Halt(f"the cluster does not answer any more ({shorten(str(error), 200)})") from None
-
-
-def _put(task: Features | Images) -> Any:
-    """Put a task's data set into the cluster's object store; it comes to each node once."""
-    import ray
-
-    samples = load(task)
-    # As plain arrays, also where they are mapped from a file: a machine has them once, however
-    # many of its workers read them.
-    whole = replace(samples, x=np.asarray(samples.x), x_test=np.asarray(samples.x_test))
-    return ray.put(Arrays(task.data, whole, task.fingerprint or samples.fingerprint()))
 
 
 @contextmanager
@@ -332,9 +317,8 @@ def cluster(
     """
     with connected(address) as home:
         backend = RayBackend(
-            works, home.address, device=device, jobs=jobs, every=every,
-            wait=not home.own,
-        )  # fmt: skip
+            works, home.address, device=device, jobs=jobs, every=every, wait=not home.own
+        )
         try:
             yield backend
         finally:

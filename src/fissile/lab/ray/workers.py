@@ -22,12 +22,12 @@ _here = lru_cache(Provenance.here)
 
 
 def entry() -> Callable[..., object]:
-    """Return what a worker calls first: it travels whole, and so needs nothing to be there.
+    """Return what a worker calls first; as it is sent whole, it can report a missing fissile.
 
-    Called, it answers with a report, or with words if the worker is not fit to compute.
+    It returns a report, or an explanation if the worker can not compute.
     """
 
-    def fissile_batch(version: str, payload: bytes, held: object) -> object:
+    def fissile_batch(version: str, payload: bytes, arrays: object) -> object:
         import platform
 
         try:
@@ -41,30 +41,30 @@ def entry() -> Callable[..., object]:
             )
         from fissile.lab.ray.workers import perform
 
-        return perform(payload, held)  # type: ignore[arg-type]
+        return perform(payload, arrays)  # type: ignore[arg-type]
 
     return fissile_batch
 
 
-def perform(payload: bytes, held: Arrays | None = None) -> Report:
-    """Compute a batch; ``held`` is the data set that it needs."""
+def perform(payload: bytes, arrays: Arrays | None = None) -> Report:
+    """Compute a batch with the data set that it needs."""
     keep_to(CORES)  # other tasks have the others
     compute, works, device = pickle.loads(payload)
     if device == "cuda" and torch.cuda.is_available():
         torch.cuda.set_device(given_gpu())
     begin = time.perf_counter()
-    outcomes = compute(works, device, **({} if held is None else {"arrays": held}))
+    outcomes = compute(works, device, **({} if arrays is None else {"arrays": arrays}))
     seconds = time.perf_counter() - begin
     worker = f"{socket.gethostname()}:{os.getpid()}"
     return Report(outcomes, _here(device), worker, seconds)
 
 
 def given_gpu() -> int:
-    """Return which of the GPUs that this process sees Ray has given to its task."""
+    """Return the index, among the GPUs that this process sees, of the one Ray gave to its task."""
     import ray
 
-    given = [str(one) for one in ray.get_gpu_ids()]
-    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    given = [str(gpu) for gpu in ray.get_gpu_ids()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if not given:
         return 0
-    return seen.index(given[0]) if given[0] in seen else int(given[0])
+    return visible.index(given[0]) if given[0] in visible else int(given[0])

@@ -1,15 +1,15 @@
-"""What studies share: arms, grids of settings, and tables of the paper."""
+"""What studies share: arms, grids of settings, and the tables of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib import resources
 
 from fissile.lab.study import Lines, Published, Scale
 from fissile.lab.trial import Arm, Boolean, Task, Trial
-
-#: Numbers of the paper, each with its spread if that is known.
-Row = tuple[tuple[float, float] | float | None, ...]
 
 DENSE = Arm()
 
@@ -113,21 +113,34 @@ def gains(arms: tuple[Arm, ...], along: str = "neurons") -> tuple[tuple[Lines, .
     )
 
 
-def table(
-    title: str,
-    arms: tuple[Arm, ...],
-    values: Mapping[int, Row],
-    *,
-    measure: str = "accuracy",
-    along: str = "neurons",
-    digits: int = 1,
-) -> tuple[Published]:
-    """Return a table of the paper: for each place, a number for each arm.
+@cache
+def _tables() -> dict[str, tuple[Published, ...]]:
+    """Return the tables of the paper by study, as ``tables.md`` has them."""
+    tables: dict[str, tuple[Published, ...]] = {}
+    text = resources.files("fissile.lab.studies").joinpath("tables.md").read_text("utf-8")
+    for section in text.split("\n## ")[1:]:
+        heading, title, *lines = filter(None, section.splitlines())
+        study, _, about = heading.partition(": ")
+        measure, *settings = about.split(", ")
+        where = {name: int(value) for name, value in (each.split(" = ") for each in settings)}
+        (along, *arms), _, *rows = ([c.strip() for c in line.split("|")[1:-1]] for line in lines)
+        values = {int(row[0]): dict(zip(arms, map(_number, row[1:]), strict=True)) for row in rows}
+        # Ours are shown with the digits that all numbers of the table have.
+        digits = min(map(len, re.findall(r"\.(\d+)", " ".join(lines))))
+        table = Published(title, measure, along, values, where, digits)
+        tables[study] = (*tables.get(study, ()), table)
+    return tables
 
-    >>> table("capacity", both(4), {12: ((1.896, 0.377), (2.740, 0.114), (2.780, 0.133))})
-    """
-    rows = {place: dict(zip(names(arms), row, strict=True)) for place, row in values.items()}
-    return (Published(title, measure, along, rows, digits=digits),)
+
+def published(study: str) -> tuple[Published, ...]:
+    """Return the tables of the paper that a study is held to: ``published("capacity")``."""
+    return _tables()[study]
+
+
+def _number(text: str) -> tuple[float, float] | float:
+    """Return a mean, with its spread if the paper gives one: ``1.896 ± 0.377``."""
+    mean, _, spread = text.partition(" ± ")
+    return (float(mean), float(spread)) if spread else float(mean)
 
 
 def boolean(

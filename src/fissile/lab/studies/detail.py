@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fissile.lab.claims import Beats, Claim
-from fissile.lab.studies.common import DENSE, gram, names, sweep
+from fissile.lab.studies.common import DENSE, gram, names, published, sweep
 from fissile.lab.studies.real import CLIP, FEATURES, SCALED, SCALING
-from fissile.lab.study import Curves, Equivalence, Heat, Lines, Published, Scale, Study
+from fissile.lab.study import Curves, Equivalence, Heat, Lines, Scale, Study
 from fissile.lab.trends import Equivalent, Flatter, Trend
 from fissile.lab.trial import Arm, Features, Trial
 
@@ -136,28 +136,6 @@ def _subsets(*classes: int) -> list[Features]:
     return [Features(CLIP, count, scaling=SCALING) for count in classes]
 
 
-#: By arm and width, one number and its spread for each count of classes.
-_TABLE = {
-    "dense": {
-        10: ((76.92, 0.32), (71.43, 0.51), (68.10, 0.94), (62.87, 1.06)),
-        15: ((79.82, 0.30), (75.55, 0.87), (74.06, 0.47), (70.11, 0.31)),
-        20: ((81.44, 0.09), (78.99, 0.22), (76.32, 0.26), (73.48, 0.19)),
-        25: ((82.36, 0.18), (80.21, 0.10), (78.29, 0.15), (75.26, 0.20)),
-    },
-    "gram-4": {
-        10: ((77.81, 0.16), (74.53, 0.19), (72.20, 0.18), (68.68, 0.16)),
-        15: ((80.47, 0.14), (77.87, 0.21), (76.00, 0.24), (72.69, 0.13)),
-        20: ((81.84, 0.08), (79.75, 0.13), (77.50, 0.08), (74.80, 0.12)),
-        25: ((82.38, 0.11), (80.58, 0.09), (78.98, 0.09), (76.05, 0.09)),
-    },
-    "random-4": {
-        10: ((77.74, 0.15), (74.72, 0.20), (72.41, 0.15), (68.77, 0.20)),
-        15: ((80.47, 0.14), (77.86, 0.24), (75.89, 0.18), (72.64, 0.14)),
-        20: ((81.67, 0.09), (79.64, 0.12), (77.59, 0.14), (74.95, 0.12)),
-        25: ((82.51, 0.07), (80.72, 0.09), (78.91, 0.08), (76.19, 0.11)),
-    },
-}
-
 FEATURE_DEMAND = Study(
     id="feature-demand",
     title="More classes, more features",
@@ -175,20 +153,7 @@ FEATURE_DEMAND = Study(
             Heat("classes", "neurons", "improvement", "random-4", title="Random split"),
         ),
     ),
-    published=tuple(
-        Published(
-            f"{classes} classes: test accuracy in %",
-            "accuracy",
-            "neurons",
-            {
-                width: {arm: table[width][place] for arm, table in _TABLE.items()}
-                for width in _NEURONS
-            },
-            where={"classes": classes},
-            digits=2,
-        )
-        for place, classes in enumerate(_CLASSES)
-    ),
+    published=published("feature-demand"),
     claims=(
         *(
             Claim(

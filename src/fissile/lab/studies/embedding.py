@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fissile.lab.claims import Beats, Claim
-from fissile.lab.studies.common import READING, boolean, gains, gram, names, table
+from fissile.lab.studies.common import READING, boolean, gains, gram, names, published
 from fissile.lab.study import Study
 from fissile.lab.trends import Trend
 
@@ -50,23 +50,7 @@ EMBED_NEURONS = Study(
         embedded=True,
     ),
     figure=gains(_ARMS, "neurons"),
-    published=table(
-        "embedding layer, varying neurons: test accuracy in %",
-        _ARMS,
-        {
-            4: ((70.3, 2.1), (78.2, 2.9), (76.3, 2.9)),
-            6: ((75.2, 1.8), (81.1, 2.9), (80.5, 2.8)),
-            8: ((80.2, 1.1), (85.7, 2.8), (85.7, 2.8)),
-            10: ((80.8, 2.7), (86.2, 3.4), (86.4, 3.5)),
-            12: ((84.1, 0.7), (89.3, 0.9), (89.8, 0.9)),
-            14: ((86.0, 0.9), (91.3, 0.7), (91.4, 0.6)),
-            16: ((87.1, 0.6), (91.9, 0.6), (92.2, 0.5)),
-            20: ((88.9, 0.6), (92.8, 0.5), (92.9, 0.6)),
-            24: ((90.7, 0.6), (93.9, 0.4), (93.6, 0.5)),
-            28: ((90.0, 0.4), (93.7, 0.3), (93.6, 0.3)),
-            32: ((91.6, 0.3), (94.6, 0.3), (94.4, 0.3)),
-        },
-    ),
+    published=published("embed-neurons"),
     claims=(
         *_better("neurons"),
         Claim(
@@ -89,24 +73,7 @@ EMBED_CLAUSES = Study(
         lambda axis: [(clauses, 8) for clauses in axis], _AXIS, trials=10, embedded=True
     ),
     figure=gains(_ARMS, "clauses"),
-    published=table(
-        "embedding layer, varying clauses: test accuracy in %",
-        _ARMS,
-        {
-            4: ((86.8, 1.5), (92.7, 0.8), (92.9, 0.6)),
-            6: ((81.1, 1.4), (87.8, 2.2), (87.7, 2.2)),
-            8: ((80.6, 1.0), (86.2, 2.0), (86.2, 1.9)),
-            10: ((79.1, 0.6), (83.4, 2.0), (83.4, 1.9)),
-            12: ((80.6, 0.8), (86.0, 1.2), (86.2, 1.3)),
-            14: ((78.6, 0.8), (84.4, 1.7), (84.6, 1.8)),
-            16: ((79.2, 0.4), (86.4, 0.6), (86.4, 0.7)),
-            20: ((79.1, 0.7), (84.5, 0.9), (84.6, 0.9)),
-            24: ((77.9, 0.7), (83.7, 1.6), (83.9, 1.6)),
-            28: ((77.4, 0.4), (82.5, 1.3), (82.6, 1.3)),
-            32: ((76.6, 0.5), (83.7, 0.8), (84.0, 0.8)),
-        },
-        along="clauses",
-    ),
+    published=published("embed-clauses"),
     claims=_better("clauses"),
     differs=(
         *_OPEN,

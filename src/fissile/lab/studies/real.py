@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fissile.data.sets import Scaling
 from fissile.lab.claims import Alike, Beats, Claim
-from fissile.lab.studies.common import Row, gains, gram, names, sweep, table
-from fissile.lab.study import Scale, Study
+from fissile.lab.studies.common import gains, gram, names, published, sweep
+from fissile.lab.study import Published, Scale, Study
 from fissile.lab.trends import Reaches, Trend
 from fissile.lab.trial import Features, Images
 
@@ -75,17 +75,7 @@ FASHIONMNIST = Study(
     arms=_ARMS,
     scales=scales((3, 4, 6, 8, 10), data="fashionmnist", scaling="raw"),
     figure=gains(_ARMS),
-    published=table(
-        "FashionMNIST: test accuracy in %",
-        _ARMS,
-        {
-            3: ((63.5, 6.5), (79.1, 2.1), (79.8, 2.2)),
-            4: ((78.6, 1.2), (83.7, 0.2), (83.8, 0.2)),
-            6: ((82.8, 0.3), (84.9, 0.1), (84.9, 0.1)),
-            8: ((83.8, 0.3), (85.5, 0.1), (85.5, 0.1)),
-            10: ((85.2, 0.1), (86.2, 0.1), (86.1, 0.1)),
-        },
-    ),
+    published=published("fashionmnist"),
     claims=_claims("Figure 4a and its table"),
     differs=(
         *_OPEN,
@@ -101,18 +91,7 @@ CIFAR100 = Study(
     arms=_ARMS,
     scales=scales(_WIDTHS),
     figure=gains(_ARMS),
-    published=table(
-        "CLIP embeddings of CIFAR-100: test accuracy in %",
-        _ARMS,
-        {
-            4: ((32.7, 3.8), (50.8, 0.9), (51.3, 0.7)),
-            8: ((57.8, 0.7), (65.7, 0.2), (65.9, 0.1)),
-            16: ((69.7, 0.5), (72.7, 0.2), (72.8, 0.1)),
-            32: ((76.4, 0.1), (77.0, 0.1), (77.1, 0.1)),
-            64: ((78.6, 0.1), (78.8, 0.0), (78.8, 0.1)),
-            128: ((79.2, 0.0), (79.4, 0.0), (79.3, 0.0)),
-        },
-    ),
+    published=published("cifar100"),
     claims=(
         *_claims("Figure 4b and its table"),
         Claim(
@@ -133,22 +112,7 @@ IMAGENET100 = Study(
     arms=_ARMS,
     scales=scales((3, 4, 5, 6, 7, 8, 10, 12, 14, 16), data="imagenet100-clip"),
     figure=gains(_ARMS),
-    published=table(
-        "CLIP embeddings of ImageNet-100: test accuracy in %",
-        _ARMS,
-        {
-            3: ((38.5, 0.2), (59.5, 0.5), (60.3, 0.6)),
-            4: ((57.0, 2.0), (71.4, 0.3), (71.5, 0.3)),
-            5: ((70.0, 0.2), (77.5, 0.2), (77.8, 0.2)),
-            6: ((75.4, 0.2), (81.1, 0.1), (81.1, 0.2)),
-            7: ((79.2, 0.1), (83.4, 0.1), (83.2, 0.1)),
-            8: ((81.6, 0.2), (84.7, 0.1), (84.7, 0.1)),
-            10: ((84.9, 0.1), (86.7, 0.1), (86.6, 0.1)),
-            12: ((86.7, 0.1), (87.8, 0.1), (87.8, 0.1)),
-            14: ((87.7, 0.1), (88.4, 0.1), (88.6, 0.1)),
-            16: ((88.6, 0.1), (89.1, 0.1), (89.2, 0.0)),
-        },
-    ),
+    published=published("imagenet100"),
     claims=_claims("Figure 4c and its table"),
     differs=(
         *_OPEN,
@@ -166,17 +130,20 @@ CLINC150 = Study(
     arms=_ARMS,
     scales=scales(_WIDTHS, data="clinc150-minilm", scaling="raw"),
     figure=gains(_ARMS),
-    published=table(
-        "CLINC150, sentence embeddings: test accuracy in %",
-        _ARMS,
-        dict.fromkeys(_WIDTHS, (None, None, None)),
+    published=(
+        Published(
+            "CLINC150, sentence embeddings: test accuracy in %",
+            "accuracy",
+            "neurons",
+            dict.fromkeys(_WIDTHS, dict.fromkeys(names(_ARMS))),
+        ),
     ),
     claims=tuple(replace(one, own=True) for one in _claims("section 5.1, there of images")),
     differs=("The paper has no text; its claims on images are held to this setting.",),
 )
 
 
-def _convolutional(projection: int, panel: str, values: Mapping[int, Row]) -> Study:
+def _convolutional(projection: int, panel: str) -> Study:
     source, tasks = f"Figure 5{panel} and its table", [Images("cifar100", projection, mirror=True)]
     return Study(
         id=f"cnn-{projection}",
@@ -192,9 +159,7 @@ def _convolutional(projection: int, panel: str, values: Mapping[int, Row]) -> St
             "paper": sweep(10, tasks, _WIDTHS),
         },
         figure=gains(_ARMS),
-        published=table(
-            f"CNN with a projection of {projection}: test accuracy in %", _ARMS, values
-        ),
+        published=published(f"cnn-{projection}"),
         claims=(
             *(
                 Claim(f"The {arm} split improves accuracy at every width.", source, Beats(arm))
@@ -216,28 +181,4 @@ def _convolutional(projection: int, panel: str, values: Mapping[int, Row]) -> St
     )
 
 
-CNN_256 = _convolutional(
-    256,
-    "c",
-    {
-        4: ((1.0, 0.0), (30.9, 3.6), (27.0, 3.8)),
-        8: ((14.1, 6.3), (48.4, 0.7), (47.9, 0.9)),
-        16: ((48.0, 1.2), (50.8, 0.4), (50.9, 0.4)),
-        32: ((56.7, 0.2), (56.9, 0.2), (56.9, 0.2)),
-        64: ((58.9, 0.1), (59.2, 0.1), (59.4, 0.2)),
-        128: ((59.7, 0.1), (60.0, 0.1), (60.0, 0.1)),
-    },
-)
-
-CNN_512 = _convolutional(
-    512,
-    "d",
-    {
-        4: ((1.0, 0.0), (21.7, 2.6), (3.7, 1.3)),
-        8: ((1.0, 0.0), (42.3, 1.9), (14.9, 4.4)),
-        16: ((13.8, 4.3), (50.4, 0.6), (50.0, 0.5)),
-        32: ((50.9, 1.0), (52.5, 0.5), (52.6, 0.5)),
-        64: ((57.9, 0.2), (58.0, 0.2), (58.1, 0.2)),
-        128: ((59.7, 0.1), (59.8, 0.1), (59.9, 0.1)),
-    },
-)
+CNN_256, CNN_512 = _convolutional(256, "c"), _convolutional(512, "d")

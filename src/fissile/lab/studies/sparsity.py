@@ -7,9 +7,9 @@ from itertools import product
 from typing import Any
 
 from fissile.lab.claims import Alike, Beats, Claim, Together
-from fissile.lab.studies.common import DENSE, gains, names, sweep, table
+from fissile.lab.studies.common import DENSE, gains, names, published, sweep
 from fissile.lab.studies.real import CLIP, FEATURES, SCALED, SCALING, scales
-from fissile.lab.study import Heat, Lines, Published, Study
+from fissile.lab.study import Heat, Lines, Study
 from fissile.lab.trends import Best, Trend
 from fissile.lab.trial import Arm, Features, Grow
 
@@ -18,8 +18,6 @@ from fissile.lab.trial import Arm, Features, Grow
 _DEEP = (DENSE, Arm("random", 2))
 _DEPTHS = (5, 7, 9)
 
-
-_GAINS = {5: (28.0, 2.6, 0.4, 0.2), 7: (34.0, 11.0, 1.1, 0.8), 9: (104.0, 8.7, 2.0, 1.4)}
 
 DEEP = Study(
     id="deep",
@@ -42,16 +40,7 @@ DEEP = Study(
             for depth in _DEPTHS
         ),
     ),
-    published=tuple(
-        Published(
-            f"{depth} layers: relative improvement in %",
-            "improvement",
-            "neurons",
-            {width: {"random-2": gain} for width, gain in zip((4, 8, 12, 16), gains, strict=True)},
-            where={"depth": depth},
-        )
-        for depth, gains in _GAINS.items()
-    ),
+    published=published("deep"),
     claims=(
         Claim(
             "Splits improve deeper networks at every depth and width.",
@@ -88,18 +77,7 @@ IMAGENET1K = Study(
         "paper": sweep(10, _IMAGENET, (6, 8, 10, 12, 14, 16), depths=(5,)),
     },
     figure=gains(_DEEP),
-    published=table(
-        "CLIP embeddings of ImageNet-1k, five layers: test accuracy in %",
-        _DEEP,
-        {
-            6: (13.0, 13.9),
-            8: (23.8, 25.1),
-            10: (30.6, 31.9),
-            12: (38.1, 38.8),
-            14: (42.9, 43.6),
-            16: (46.9, 47.0),
-        },
-    ),
+    published=published("imagenet1k"),
     claims=(
         Claim(
             "The random split improves over the dense network at every width.",
@@ -129,21 +107,7 @@ STRUCTURED = Study(
         "paper": sweep(10, [FEATURES], (4, 8, 16)),
     },
     figure=gains(_STRUCTURED),
-    published=(
-        *table(
-            "eight neurons, alpha 2: test accuracy in %",
-            _STRUCTURED,
-            {8: (53.89, 61.67, 61.92)},
-            digits=2,
-        ),
-        *table(
-            "eight neurons, alpha 2: relative improvement in %",
-            _STRUCTURED[1:],
-            {8: (14.42, 14.89)},
-            measure="improvement",
-            digits=2,
-        ),
-    ),
+    published=published("structured"),
     claims=(
         Claim(
             "2:4 splits perform comparably to random ones (within a point).",
@@ -227,12 +191,7 @@ DYNAMIC = Study(
     arms=_DYNAMIC,
     scales=scales((4, 8, 16)),
     figure=gains(_DYNAMIC),
-    published=table(
-        "relative improvement over the dense network in %",
-        (Arm("dynamic", 2),),
-        {4: (53.0,), 8: (14.0,), 16: (3.0,)},
-        measure="improvement",
-    ),
+    published=published("dynamic"),
     claims=(
         Claim(
             "Moving masks improve on the masks of the split.",
@@ -286,18 +245,7 @@ SINGLE_MASK = Study(
     arms=_SINGLE,
     scales=scales(_WIDTHS),
     figure=gains(_SINGLE),
-    published=table(
-        "single mask DropConnect: test accuracy in %",
-        _SINGLE,
-        {
-            4: ((32.7, 3.8), (51.0, 0.6), (50.9, 0.7)),
-            8: ((57.8, 0.7), (64.8, 0.1), (65.8, 0.2)),
-            16: ((69.7, 0.5), (71.8, 0.1), (72.8, 0.1)),
-            32: ((76.4, 0.1), (76.0, 0.1), (77.1, 0.1)),
-            64: ((78.6, 0.1), (78.1, 0.1), (78.8, 0.1)),
-            128: ((79.2, 0.0), (79.1, 0.0), (79.4, 0.0)),
-        },
-    ),
+    published=published("single-mask"),
     claims=(
         Claim(
             "Disjoint inputs beat overlapping ones (the paper's table: from eight neurons on).",
@@ -323,18 +271,7 @@ DROPCONNECT = Study(
     arms=_DROP,
     scales=scales(_WIDTHS),
     figure=((Lines("neurons", "accuracy", names(_DROP), stars=names(_DROP[1:])),),),
-    published=table(
-        "DropConnect: test accuracy in %",
-        _DROP,
-        {
-            4: ((32.7, 3.8), (32.2, 1.7), (51.2, 0.7)),
-            8: ((57.8, 0.7), (54.9, 0.8), (65.7, 0.2)),
-            16: ((69.7, 0.5), (68.0, 0.5), (72.8, 0.1)),
-            32: ((76.4, 0.1), (75.1, 0.1), (77.0, 0.1)),
-            64: ((78.6, 0.1), (77.7, 0.1), (78.9, 0.1)),
-            128: ((79.2, 0.0), (78.9, 0.1), (79.3, 0.0)),
-        },
-    ),
+    published=published("dropconnect"),
     claims=(
         Claim(
             "The split beats DropConnect at every width.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from fissile.lab.claims import Beats, Claim, Often, Together
-from fissile.lab.studies.common import boolean, both, cross, names, table
+from fissile.lab.studies.common import boolean, both, cross, names, published
 from fissile.lab.study import Heat, Lines, Regression, Study
 from fissile.lab.trends import Explains, Levels, Trend
 
@@ -192,23 +192,7 @@ CAPACITY = Study(
     arms=_FOUR,
     scales=_SCALES,
     figure=((Lines("literals", "capacity", names(_FOUR), stars=_STARRED),),),
-    published=table(
-        "Average total feature capacity",
-        _FOUR,
-        {
-            12: ((1.896, 0.377), (2.740, 0.114), (2.780, 0.133)),
-            24: ((2.907, 0.370), (5.479, 0.400), (5.268, 0.317)),
-            32: ((3.944, 0.409), (6.977, 0.426), (6.848, 0.568)),
-            40: ((4.819, 0.491), (7.853, 0.469), (7.825, 0.365)),
-            60: ((5.584, 0.670), (10.79, 0.868), (10.90, 0.747)),
-            80: ((5.812, 1.044), (13.07, 1.093), (12.00, 1.726)),
-            100: ((6.219, 0.535), (14.21, 1.866), (15.00, 0.727)),
-            128: ((7.699, 1.029), (16.87, 0.926), (13.80, 1.037)),
-        },
-        measure="capacity",
-        along="literals",
-        digits=2,
-    ),
+    published=published("capacity"),
     claims=tuple(
         Claim(
             f"The {arm} split has more feature capacity at every number of literals.",
@@ -237,23 +221,7 @@ COSINE = Study(
             Lines("literals", _COSINE, names(_FOUR), stars=_STARRED),
         ),
     ),
-    published=table(
-        "Average neuron cosine similarity",
-        _FOUR,
-        {
-            12: ((0.332, 0.123), (0.230, 0.021), (0.243, 0.083)),
-            24: ((0.382, 0.127), (0.173, 0.041), (0.219, 0.067)),
-            32: ((0.291, 0.230), (0.150, 0.072), (0.171, 0.092)),
-            40: ((0.257, 0.096), (0.137, 0.019), (0.146, 0.049)),
-            60: ((0.275, 0.095), (0.145, 0.030), (0.142, 0.045)),
-            80: ((0.303, 0.101), (0.108, 0.035), (0.113, 0.025)),
-            100: ((0.312, 0.081), (0.134, 0.028), (0.144, 0.041)),
-            128: ((0.262, 0.081), (0.105, 0.031), (0.108, 0.027)),
-        },
-        measure="diagonal_cosine",
-        along="literals",
-        digits=3,
-    ),
+    published=published("cosine"),
     claims=tuple(
         Claim(
             f"The {arm} split has a lower cosine similarity at every number of literals.",
