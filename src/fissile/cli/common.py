@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -129,11 +129,13 @@ def print_verdicts(found: Results) -> None:
     show(table)
 
 
-def table_of(*columns: str, title: str | None = None) -> Table:
-    """Return a table whose first column is never cut."""
-    table = _Plain(title=_plain(title or ""), box=box.SIMPLE_HEAD, title_justify="left")
-    for number, name in enumerate(columns):
-        table.add_column(name, no_wrap=number == 0 and name in ("study", "run"))
+def table_of(*columns: str, title: str = "", numbers: Sequence[str] = ()) -> Table:
+    """Return a table whose names and columns of numbers are never cut."""
+    table = _Plain(title=_plain(title), box=box.SIMPLE_HEAD, title_justify="left")
+    for place, name in enumerate(columns):
+        whole = name in numbers or (place == 0 and name in ("study", "run", "set"))
+        justify: Literal["left", "right"] = "right" if name in numbers else "left"
+        table.add_column(name, justify, no_wrap=whole, overflow="fold")
     return table
 
 
@@ -155,13 +157,13 @@ def show(table: Table) -> None:
 
 def parsed(changes: Sequence[str]) -> dict[str, object]:
     """Read ``--set`` options: numbers, ``none``, ``true`` and ``false``, the rest as words."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for text in changes:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise FissileError(f"--set takes KEY=VALUE, not {text!r}; for example --set train=5000")
-        found[name.replace("-", "_")] = _value(value)
-    return found
+        values[name.replace("-", "_")] = _value(value)
+    return values
 
 
 def cells(works: list[Work], only: Sequence[str]) -> list[Work]:
@@ -169,12 +171,12 @@ def cells(works: list[Work], only: Sequence[str]) -> list[Work]:
     asked = works
     for text in only:
         name, equals, values = text.partition("=")
-        wanted = [_value(value) for value in values.split(",")]
         known = {column for work in works for column in work.columns()}
         if not equals or name not in known:
             raise FissileError(
                 f"--only takes KEY=VALUE,..., not {text!r}; keys are {', '.join(sorted(known))}"
             )
+        wanted = [_value(value) for value in values.split(",")]
         works = [work for work in works if work.columns().get(name) in wanted]
         if not works:
             there = dict.fromkeys(str(work.columns().get(name)) for work in asked)

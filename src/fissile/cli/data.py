@@ -7,21 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
+from rich import progress
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
 
 from fissile._common.errors import FissileError
+from fissile.cli import common
 from fissile.data.catalogue import ENTRIES, Entry, Remote, entry, find, places
 from fissile.data.check import Report
 from fissile.data.check import check as check_set
@@ -53,12 +43,10 @@ def every(context: typer.Context, data: Data = None) -> None:
     context.obj = data
     if context.invoked_subcommand is not None:
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("set", "what it is", "terms", "samples", "where"):
-        table.add_column(column, no_wrap=column == "set", overflow="fold")
+    table = common.table_of("set", "what it is", "terms", "samples", "where")
     for name, known in ENTRIES.items():
-        table.add_row(name, known.about, known.terms, _samples(known), escape(_where(name, data)))
-    Console().print(table)
+        table.add_row(name, known.about, known.terms, _samples(known), _where(name, data))
+    common.show(table)
     typer.echo("How to get one: fissile data show NAME")
 
 
@@ -81,13 +69,12 @@ def show(context: typer.Context, name: Name, data: Data = None) -> None:
             f"{remote.url} ({remote.size:,} bytes, md5 {remote.md5})" for remote in known.urls
         ),
     }
-    table = Table(box=None, show_header=False, title=name, title_justify="left")
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = common.table_of("set", "known", title=name)
+    table.box, table.show_header = None, False
     for title, text in rows.items():
         if text:
-            table.add_row(title, escape(text))
-    Console().print(table)
+            table.add_row(title, text)
+    common.show(table)
 
 
 @app.command(epilog="Examples: fissile data check · fissile data check cifar100 --data my-data")
@@ -130,11 +117,18 @@ def get(context: typer.Context, name: Name, data: Data = None) -> None:
 
 
 def _download(remotes: Sequence[Remote], place: Path) -> None:
-    with _bar() as bar:
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
         for remote in remotes:
             task = bar.add_task(Path(remote.to).name, total=None)
 
-            def advance(done: int, total: int | None, task: TaskID = task) -> None:
+            def advance(done: int, total: int | None, task: progress.TaskID = task) -> None:
                 bar.update(task, completed=done, total=total)
 
             to, most = place / remote.to, remote.size * 9 // 8 + 2**16
@@ -143,13 +137,6 @@ def _download(remotes: Sequence[Remote], place: Path) -> None:
             except KeyboardInterrupt:
                 typer.echo("Stopped. What came is kept; the same command goes on.", err=True)
                 raise typer.Exit(130) from None
-
-
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-        TimeRemainingColumn(), console=Console(stderr=True),
-    )  # fmt: skip
 
 
 def _samples(known: Entry) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,21 +100,17 @@ def _table(frame: DataFrame, epochs: int, trials: int) -> Table:
         table.add_column(heading, justify="left" if heading == "arm" else "right", no_wrap=True)
     paper = _STUDY.published[0].values[8]
     for arm in _STUDY.arms:
-        part = frame[frame["arm"] == arm.name]
-        cells = [_spread(part[name], digits) for name, (_, digits) in _COLUMNS.items()]
+        part, cells = frame[frame["arm"] == arm.name], []
+        for name, (_, digits) in _COLUMNS.items():
+            mean, error, _ = astuple(summary(part[name]))
+            spread = f" ± {error:.{digits}f}" if error > 0 else ""
+            cells.append(f"{mean:.{digits}f}{spread}")
         table.add_row(arm.split, f"{paper[arm.name]:.1f}", *cells)
     return table
 
 
-def _spread(values: DataFrame, digits: int) -> str:
-    found = summary(values)
-    if not found.error > 0:
-        return f"{found.mean:.{digits}f}"
-    return f"{found.mean:.{digits}f} ± {found.error:.{digits}f}"
-
-
 def verdict(frame: DataFrame) -> str:
-    """Say plainly whether the arms came out in the paper's order."""
+    """Return in words whether the arms came out in the paper's order."""
     means = frame.groupby("arm")["accuracy"].mean()
     order = list(means.sort_values().index)
     if order == ["dense", "random-2", "clause-2"]:

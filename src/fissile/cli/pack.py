@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
 from fissile._common.errors import FissileError
+from fissile.cli.common import show, table_of
 from fissile.layers import SparseLinear
 from fissile.packed.format import Layout
 
@@ -38,7 +36,6 @@ BENCH = (
 )
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_WHOLE = "whole network"
 
 Dtype = Enum("Dtype", {name: name for name in _DTYPES}, type=str)  # type: ignore[misc]
 Where = Enum("Where", {name: name for name in get_args(Layout)}, type=str)  # type: ignore[misc]
@@ -90,36 +87,38 @@ def bench(
     ] = 0.5,
 ) -> None:
     """Time the layers of a saved model: before the split, expanded and dense, and packed."""
+    import torch
+
     from fissile.bank import check_device
     from fissile.io.packing import read
-    from fissile.packed.timing import race
+    from fissile.packed.timing import DENSE, EXPANDED, race
 
     where, content = check_device(device), read(model)
     batches, kind = batch or [1, 16], _dtype(dtype)
-    table, reasons = _bench_table(), dict[tuple[str, str], str]()
+    columns = (DENSE, EXPANDED, *get_args(Layout))
+    table = table_of("layer", "shape", "batch", *columns, numbers=("batch", *columns))
+    reasons: dict[tuple[str, str], str] = {}
     if not any(isinstance(layer, SparseLinear) for layer in content.layers.values()):
         raise FissileError(f"{model}: its expanded layers are convolutions, which are not timed")
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("making the layers", total=None)
-        found = list(_contestants(content, model, kind, where))
-        timed = {name for name, *_ in found}
-        bar.update(task, description="timing", total=len(found) * len(batches))
-        for name, rivals, shape, inputs, its in found:
+        contests = list(_contests(content, model, kind, where))
+        timed = {name for name, *_ in contests}
+        bar.update(task, description="timing", total=len(contests) * len(batches))
+        for name, rivals, shape, inputs, of_layer in contests:
             for size in batches:
-                times, why = race(rivals, _input(size, inputs, its, where), seconds=seconds)
-                table.add_row(escape(name), shape, str(size), *_cells(times))
+                x = torch.randn(size, inputs, device=where).to(of_layer)
+                times, why = race(rivals, x, seconds=seconds)
+                table.add_row(name, shape, str(size), *_cells(columns, times))
                 reasons |= {(name, rival): text for rival, text in why.items()}
                 bar.advance(task)
-    Console().print(table)
+    show(table)
     for (name, rival), text in reasons.items():
         typer.echo(f"{name}, {rival}: {text}")
     for name in content.layers:
         if name not in timed:
             typer.echo(f"{name}: a convolution, which is not timed by itself")
     typer.echo(f"Microseconds, and multiples of the dense layer's before the split; on {where}.")
-
-
-# --- packing
 
 
 def _dtype(chosen: Enum | None) -> torch.dtype | None:
@@ -129,9 +128,8 @@ def _dtype(chosen: Enum | None) -> torch.dtype | None:
 
 
 def _print_packing(done: Packing) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("", "file", "tensors alone", "against the dense network"):
-        table.add_column(column, justify="left" if not column else "right")
+    columns = ("file", "tensors alone", "against the dense network")
+    table = table_of("", *columns, numbers=columns)
     rows = {
         "expanded": (done.before, done.tensors_before),
         "packed": (done.after, done.tensors_after),
@@ -141,7 +139,7 @@ def _print_packing(done: Packing) -> None:
         table.add_row(name, f"{whole:,} bytes", f"{tensors:,} bytes", ratio)
     narrow = "unknown" if done.narrow is None else f"{done.narrow:,} bytes"
     table.add_row("dense, before the split", "", narrow, "")
-    Console().print(table)
+    show(table)
     if done.bits:
         typer.echo(f"Of a weight, {done.bits:.2f} bits say where it goes, on average.")
 
@@ -149,7 +147,7 @@ def _print_packing(done: Packing) -> None:
 # --- timing
 
 
-def _contestants(
+def _contests(
     content: Content, path: Path, dtype: torch.dtype | None, device: torch.device
 ) -> Iterator[_Contest]:
     """Yield every linear layer, and the whole network if it is known, with what they take."""
@@ -181,43 +179,25 @@ def _network(
     kind = dtype or next(wide.parameters()).dtype
     before = fissile.MLP.from_recipe(content.recipe["mlp"])
 
-    def as_it_is(model: torch.nn.Module) -> Rival:
+    def rival(model: torch.nn.Module) -> Rival:
         return module(model.eval().to(device, kind))
 
-    rivals = {DENSE: as_it_is(before), EXPANDED: as_it_is(fissile.to_dense(wide))}
+    rivals = {DENSE: rival(before), EXPANDED: rival(fissile.to_dense(wide))}
     for layout in get_args(Layout):
         rivals[layout] = attempt(
-            lambda how=layout: as_it_is(fissile.pack(wide, dtype=kind, layout=how))  # type: ignore[misc]
+            lambda how=layout: rival(fissile.pack(wide, dtype=kind, layout=how))  # type: ignore[misc]
         )
     shape = " → ".join(f"{size:,}" for size in before.sizes)
-    return _WHOLE, rivals, shape, before.sizes[0], kind
+    return "whole network", rivals, shape, before.sizes[0], kind
 
 
-def _input(batch: int, inputs: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    import torch
-
-    return torch.randn(batch, inputs, device=device).to(dtype)
-
-
-def _bench_table() -> Table:
-    from fissile.packed.timing import DENSE, EXPANDED
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("layer", "shape", "batch", DENSE, EXPANDED, "inline", "plane"):
-        left = column in ("layer", "shape")  # these give way on a narrow screen, numbers do not
-        table.add_column(column, justify="left" if left else "right", no_wrap=not left)
-    return table
-
-
-def _cells(times: Mapping[str, Timing]) -> list[str]:
-    """Return what a row says of every rival: its time and, after the first, its ratio."""
-    from fissile.packed.timing import DENSE, EXPANDED
-
-    base, cells = times.get(DENSE), []
-    for name in (DENSE, EXPANDED, "inline", "plane"):
-        one = times.get(name)
-        text = "-" if one is None else f"{1e6 * one.median:,.1f}"
-        if one is not None and base is not None and name != DENSE:
-            text += f" {one.median / base.median:.2f}×"
+def _cells(rivals: Sequence[str], times: Mapping[str, Timing]) -> list[str]:
+    """Return the time of every rival and, after the first, its ratio to the first."""
+    cells, base = [], times.get(rivals[0])
+    for name in rivals:
+        timing = times.get(name)
+        text = "-" if timing is None else f"{1e6 * timing.median:,.1f}"
+        if timing is not None and base is not None and timing is not base:
+            text += f" {timing.median / base.median:.2f}×"
         cells.append(text)
     return cells

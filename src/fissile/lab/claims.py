@@ -58,8 +58,8 @@ class Claim:
         >>> claim.judge(results.frame, {"neurons": 16}).status
         'not tested here'
 
-        Fewer than three trials prove nothing. Where a setting was changed that the claim is about,
-        the verdict on the claim is that it was not tested.
+        Fewer than three trials prove nothing. A claim about a setting that was changed is not
+        tested.
         """
         found, about = self.check(frame), _about(self.check)
         if told := ", ".join(f"{k}={v}" for k, v in (changed or {}).items() if k in about):
@@ -77,10 +77,10 @@ class Claim:
 def _about(check: Check) -> set[str]:
     """Return the settings that a claim is about: the axes of studies, and what its check names."""
     names = set(getattr(check, "axes", (*AXES, "size", "literals")))
-    for one in getattr(check, "checks", (check,)):
-        along = getattr(one, "along", ())
+    for part in getattr(check, "checks", (check,)):
+        along = getattr(part, "along", ())
         names |= {along} if isinstance(along, str) else set(along)
-        names |= set(getattr(one, "where", ())) | set(getattr(one, "settings", ()))
+        names |= {*getattr(part, "where", ()), *getattr(part, "settings", ())}
     return names
 
 
@@ -90,8 +90,8 @@ def counts(verdicts: Iterable[Verdict]) -> dict[Status, int]:
     >>> counts([Verdict("holds", ""), Verdict("holds", "")])["holds"]
     2
     """
-    found = Counter(one.status for one in verdicts)
-    return {status: found[status] for status in get_args(Status)}
+    count = Counter(verdict.status for verdict in verdicts)
+    return {status: count[status] for status in get_args(Status)}
 
 
 NOTHING = Verdict("no data", "no finished trials to judge it by")
@@ -103,16 +103,13 @@ def verdict(fails: bool, holds: bool, numbers: str) -> Verdict:
 
 
 def signed(value: float, p: float) -> Status:
-    """Judge a number that should be positive."""
-    significant = p < LEVEL  # which NaN is not
-    return "not significant" if not significant else "holds" if value > 0 else "fails"
+    """Judge a number that should be positive; without a p-value (NaN) it is not significant."""
+    return verdict(p < LEVEL and value <= 0, p < LEVEL, "").status
 
 
 def p_text(p: float) -> str:
     """Return a p-value as text."""
-    if isnan(p):
-        return "no p-value"
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    return "no p-value" if isnan(p) else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def cells_text(count: int) -> str:
@@ -155,16 +152,16 @@ class _Cell(NamedTuple):
         return f"{self.gain:+.3g} ({p_text(self.p)})"
 
 
-def _counted(found: Sequence[_Cell]) -> tuple[int, int, _Cell]:
+def _counted(cells: Sequence[_Cell]) -> tuple[int, int, _Cell]:
     """Return how many cells are significantly better, how many worse, and the weakest.
 
     The p-values of all cells that a claim tests are corrected for their number.
     """
-    corrected = holm([cell.p for cell in found])
-    found = [cell._replace(p=p) for cell, p in zip(found, corrected, strict=True)]
-    better = sum(cell.gain > 0 and cell.p < LEVEL for cell in found)
-    worse = sum(cell.gain < 0 and cell.p < LEVEL for cell in found)
-    return better, worse, min(found, key=lambda cell: (cell.evidence, cell.gain))
+    corrected = holm([cell.p for cell in cells])
+    cells = [cell._replace(p=p) for cell, p in zip(cells, corrected, strict=True)]
+    better = sum(cell.gain > 0 and cell.p < LEVEL for cell in cells)
+    worse = sum(cell.gain < 0 and cell.p < LEVEL for cell in cells)
+    return better, worse, min(cells, key=lambda cell: (cell.evidence, cell.gain))
 
 
 @dataclass(frozen=True)
@@ -187,14 +184,15 @@ class Beats:
     def __call__(self, frame: DataFrame) -> Verdict:
         return Together((self,))(frame)
 
-    def _compared(self, frame: DataFrame) -> Iterator[_Cell]:
+    def compared(self, frame: DataFrame) -> Iterator[_Cell]:
         """Compare the arms trial by trial in every cell that has both."""
-        for place, cell in self._cells(frame):
+        for place, cell in self.cells(frame):
             found = paired(cell, self.arm, self.over, self.measure)
             if found is not None:
                 yield _Cell(found.difference * (-1 if self.lower else 1), found.p, place)
 
-    def _cells(self, frame: DataFrame) -> Iterator[tuple[str, DataFrame]]:
+    def cells(self, frame: DataFrame) -> Iterator[tuple[str, DataFrame]]:
+        """Yield every cell, and the words for its place."""
         part = pick(frame, self.where, [self.arm, self.over])
         if len(part) and self.measure in part:
             for values, cell in part.groupby(list(self.along), sort=True):
@@ -212,21 +210,21 @@ class Together:
     spare: int = 0
 
     def __call__(self, frame: DataFrame) -> Verdict:
-        found = [
+        cells = [
             cell._replace(place=f"{cell.place}, {check.arm}") if len(self.checks) > 1 else cell
             for check in self.checks
-            for cell in check._compared(frame)
+            for cell in check.compared(frame)
         ]
-        if not found:
+        if not cells:
             return NOTHING
-        better, worse, weakest = _counted(found)
+        better, worse, weakest = _counted(cells)
         up, down = ("lower", "higher") if self.checks[0].lower else ("higher", "lower")
         numbers = (
-            f"{better} of {cells_text(len(found))} significantly {up}, "
+            f"{better} of {cells_text(len(cells))} significantly {up}, "
             f"{worse} significantly {down}; weakest: {weakest.text} at {weakest.place}"
         )
         # A few cells that are mostly spared would prove nothing.
-        enough = better >= len(found) - self.spare and len(found) > 2 * self.spare
+        enough = better >= len(cells) - self.spare and len(cells) > 2 * self.spare
         return verdict(worse > self.spare, enough, numbers)
 
 
@@ -239,17 +237,17 @@ class Often(Beats):
     """
 
     def __call__(self, frame: DataFrame) -> Verdict:
-        found = list(self._compared(frame))
-        if not found:
+        cells = list(self.compared(frame))
+        if not cells:
             return NOTHING
-        higher = sum(cell.gain > 0 for cell in found)
-        better, worse, _ = _counted(found)
+        higher = sum(cell.gain > 0 for cell in cells)
+        better, worse, _ = _counted(cells)
         numbers = (
-            f"better in {higher} of {len(found)} cells, significantly in {better}; "
+            f"better in {higher} of {len(cells)} cells, significantly in {better}; "
             f"significantly worse in {worse}"
         )
-        fails = 2 * higher < len(found) and worse > better
-        return verdict(fails, 2 * better > len(found), numbers)
+        fails = 2 * higher < len(cells) and worse > better
+        return verdict(fails, 2 * better > len(cells), numbers)
 
 
 @dataclass(frozen=True)
@@ -267,26 +265,23 @@ class Leads:
     others: tuple[str, ...]
 
     def __call__(self, frame: DataFrame) -> Verdict:
-        found = list(self._compared(frame))
-        if not found:
-            return NOTHING
-        better, worse, weakest = _counted(found)
-        numbers = (
-            f"better than the best other in {better} of {len(found)} cells, worse in {worse}; "
-            f"weakest: {weakest.text} against {weakest.place}"
-        )
-        return verdict(worse > 0, 2 * better >= len(found), numbers)
-
-    def _compared(self, frame: DataFrame) -> Iterator[_Cell]:
-        if not len(frame):
-            return
-        for at, cell in pick(frame, {}, [self.arm, *self.others]).groupby("neurons", sort=True):
+        cells = []
+        part = pick(frame, {}, [self.arm, *self.others]) if len(frame) else frame
+        for at, cell in part.groupby("neurons", sort=True) if len(part) else ():
             means = cell.groupby("arm")["accuracy"].mean()
             if self.arm in means and len(means) > 1:
                 other = str(means.drop(self.arm).idxmax())
                 found = paired(cell, self.arm, other, "accuracy")
                 if found is not None:
-                    yield _Cell(found.difference, found.p, f"{other} at neurons = {at:g}")
+                    cells.append(_Cell(*found, f"{other} at neurons = {at:g}"))
+        if not cells:
+            return NOTHING
+        better, worse, weakest = _counted(cells)
+        numbers = (
+            f"better than the best other in {better} of {len(cells)} cells, worse in {worse}; "
+            f"weakest: {weakest.text} against {weakest.place}"
+        )
+        return verdict(worse > 0, 2 * better >= len(cells), numbers)
 
 
 @dataclass(frozen=True)
@@ -302,18 +297,17 @@ class Alike(Beats):
     within: float = 1.0
 
     def __call__(self, frame: DataFrame) -> Verdict:
-        sides = [
-            (place, both_arms(cell, self.arm, self.over, self.measure))
-            for place, cell in self._cells(frame)
-        ]
-        found = [(place, *interval(both[0] - both[1])) for place, both in sides if both]
-        if not found:
+        intervals = []
+        for place, cell in self.cells(frame):
+            if both := both_arms(cell, self.arm, self.over, self.measure):
+                intervals.append((*interval(both[0] - both[1]), place))
+        if not intervals:
             return NOTHING
-        place, low, high = max(found, key=lambda one: max(abs(one[1]), abs(one[2])))
+        low, high, place = max(intervals, key=lambda found: max(abs(found[0]), abs(found[1])))
         numbers = (
             f"the furthest apart at {place}: difference between {low:+.2f} and {high:+.2f} with "
-            f"95 % confidence, {cells_text(len(found))}, margin {self.within:g}"
+            f"95 % confidence, {cells_text(len(intervals))}, margin {self.within:g}"
         )
-        apart = any(low > self.within or high < -self.within for _, low, high in found)
-        level = all(-self.within <= low and high <= self.within for _, low, high in found)
+        apart = any(low > self.within or high < -self.within for low, high, _ in intervals)
+        level = all(-self.within <= low and high <= self.within for low, high, _ in intervals)
         return verdict(apart, level, numbers)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import sqrt
 from statistics import geometric_mean
-from typing import Any, NamedTuple
+from typing import Any
 
 from fissile._common.errors import FissileError
 from fissile.lab.stats import summary
@@ -131,7 +131,8 @@ def under(reading: Reading, trial: Trial) -> Trial:
     return replace(new, pictures=False)
 
 
-class Fit(NamedTuple):
+@dataclass(frozen=True)
+class Fit:
     """How a reading compares with a table."""
 
     target: Target
@@ -240,8 +241,8 @@ def markdown(fits: Sequence[Fit]) -> str:
     head = ["score", *SHARED, *(target.study for target in TARGETS)]
     rows = []
     for score, chosen in common(fits)[:10]:
-        settings = [str(chosen[-1].reading[name]) for name in SHARED]
-        rows.append([f"{score:.2f}", *settings, *(f"{fit.residual:.1f}" for fit in chosen)])
+        shared = [str(chosen[-1].reading[name]) for name in SHARED]
+        rows.append([f"{score:.2f}", *shared, *(f"{fit.residual:.1f}" for fit in chosen)])
     return "\n".join([*parts, _table(head, rows)])
 
 

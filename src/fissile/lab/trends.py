@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import erfc, hypot, inf, isinf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,7 +21,7 @@ from fissile.lab.claims import (
     words,
 )
 from fissile.lab.frame import pick
-from fissile.lab.stats import Array, Line, holm, line, ratios
+from fissile.lab.stats import Line, holm, line, ratios
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -126,24 +126,19 @@ class Explains:
             return NOTHING
         fits = {}
         for arm in self.arms:
-            part = pick(frame, self.where, [arm])
-            means = part.groupby("neurons")[[self.x, self.y]].mean()
+            means = pick(frame, self.where, [arm]).groupby("neurons")[[self.x, self.y]].mean()
             fit = line(means[self.x], means[self.y])
             if fit.count > 2:
                 fits[arm] = fit
         if not fits:
             return NOTHING
         corrected = holm([fit.p for fit in fits.values()])
-        fits = {
-            arm: replace(fit, p=p) for (arm, fit), p in zip(fits.items(), corrected, strict=True)
-        }
-        numbers = "; ".join(
-            f"{arm}: R² = {fit.r2:.2f}, slope {fit.slope:+.3g} ({p_text(fit.p)})"
-            for arm, fit in fits.items()
-        )
-        each = [signed(f.slope if self.rises else -f.slope, f.p) for f in fits.values()]
+        numbers, each = [], []
+        for (arm, fit), p in zip(fits.items(), corrected, strict=True):
+            numbers.append(f"{arm}: R² = {fit.r2:.2f}, slope {fit.slope:+.3g} ({p_text(p)})")
+            each.append(signed(fit.slope if self.rises else -fit.slope, p))
         strong = all(fit.r2 >= 0.5 for fit in fits.values())
-        return verdict("fails" in each, strong and set(each) == {"holds"}, numbers)
+        return verdict("fails" in each, strong and set(each) == {"holds"}, "; ".join(numbers))
 
 
 @dataclass(frozen=True)
@@ -193,9 +188,12 @@ class Reaches:
         part = pick(frame, {}, [self.arm, "dense"])
         found = []
         for at, cell in part.groupby("neurons"):
-            both = both_arms(cell, self.arm, "dense")
-            if both:
-                found.append((*_improvement(*both), at))
+            if both := both_arms(cell, self.arm, "dense"):
+                own, dense = both
+                picks = np.random.default_rng(0).integers(0, len(own), (2000, len(own)))
+                drawn = 100 * (own[picks].mean(1) / dense[picks].mean(1) - 1)
+                low, high = np.percentile(drawn, [2.5, 97.5])
+                found.append((100 * (own.mean() / dense.mean() - 1), low, high, at))
         if not found:
             return NOTHING
         mean, low, high, at = max(found)
@@ -206,14 +204,6 @@ class Reaches:
         reached = max(low for _, low, _, _ in found) >= self.least
         below = max(high for _, _, high, _ in found) < self.least
         return verdict(below, reached, numbers)
-
-
-def _improvement(own: Array, dense: Array) -> tuple[float, float, float]:
-    """Return by how many percent an arm's mean is above dense's, and the interval of that."""
-    picks = np.random.default_rng(0).integers(0, len(own), (2000, len(own)))
-    several = 100 * (own[picks].mean(1) / dense[picks].mean(1) - 1)
-    low, high = np.percentile(several, [2.5, 97.5])
-    return 100 * (own.mean() / dense.mean() - 1), float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -271,7 +261,7 @@ class Equivalent:
         told = found[~(np.isinf(found["low"].astype(float)) & (found["bound"] < self.least))]
         if not len(told):
             return NOTHING
-        numbers = "; ".join(_range(row) for row in found.to_dict("records"))
+        numbers = "; ".join(_multiple(row) for row in found.to_dict("records"))
         held = (low[told.index] >= self.least).all()
         return verdict((told["high"] < self.least).any(), held, numbers)
 
@@ -309,7 +299,7 @@ class WarmedUp:
         return Verdict("fails" if below else "holds", numbers)
 
 
-def _range(row: Mapping[str, float]) -> str:
+def _multiple(row: Mapping[str, float]) -> str:
     ratio, low, high = (
         f"over {row['bound']:.2f}" if isinf(row[name]) else f"{row[name]:.2f}"
         for name in ("ratio", "low", "high")
