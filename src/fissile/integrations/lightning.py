@@ -1,10 +1,5 @@
 """Expansion in the middle of a Lightning run, with checkpoints from before and after it.
 
->>> trainer = Trainer(max_epochs=20, callbacks=[ExpandAt(alpha=2, epoch=10)])
->>> trainer.fit(module, loader)
->>> trainer.fit(Module(), loader, ckpt_path="last.ckpt")  # goes on, whichever epoch that is from
->>> module = load(Module, "last.ckpt")  # instead of Module.load_from_checkpoint
-
 Works with ``pytorch_lightning`` and with ``lightning.pytorch``, on one device and with the ``ddp``
 strategy.
 """
@@ -60,7 +55,9 @@ _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
 class ExpandAt(ScheduledExpansion, _Callback):
     """Expands the module at the start of an epoch, or before a step, and trains on.
 
-    >>> Trainer(max_epochs=20, callbacks=[ExpandAt(alpha=2, epoch=10)])
+    >>> trainer = Trainer(max_epochs=20, callbacks=[ExpandAt(alpha=2, epoch=10)])
+    >>> trainer.fit(Module(), loader)
+    >>> trainer.fit(Module(), loader, ckpt_path="last.ckpt")  # from before or after the expansion
 
     Optimizers and schedulers continue; ``fissile/nonzeros``, ``fissile/neurons`` and so on are
     logged. A run resumes from any of its checkpoints with a fresh dense module. A run that cannot
@@ -202,7 +199,8 @@ def _wrap_again(strategy: Any, module: nn.Module) -> None:
 def _check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module) -> None:
     for optimizer in optimizers:
         check_optimizer(optimizer, module)
-    held = [id(p) for one in optimizers for group in one.param_groups for p in group["params"]]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    held = [id(parameter) for group in groups for parameter in group["params"]]
     if len(set(held)) < len(held):
         raise FissileError(
             "two optimizers hold the same parameter, and ExpandAt could carry it for only one; "
@@ -245,11 +243,12 @@ def load(cls: type[_Module], path: str | os.PathLike[str], **settings: Any) -> _
     """
 
     class Rebuilt(cls):  # type: ignore[misc, valid-type]
-        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            _rebuild(self, checkpoint)
-            super().on_load_checkpoint(checkpoint)
+        def __new__(_, *args: Any, **hyperparameters: Any) -> Any:
+            """Make a module of the class itself, which expands before its weights are loaded."""
+            module: Any = cls(*args, **hyperparameters)
+            module.on_load_checkpoint = partial(_from_checkpoint, module)
+            return module
 
-    Rebuilt.__name__ = cls.__name__  # torch's errors name it
     if settings.pop("weights_only", None) not in (None, True):
         raise FissileError("load runs nothing that a checkpoint says; leave weights_only out")
     try:
@@ -259,7 +258,7 @@ def load(cls: type[_Module], path: str | os.PathLike[str], **settings: Any) -> _
     except Exception:
         _check_file(path)
         raise  # the file is as it should be, so it is the module's own error
-    module.__class__ = cls
+    del module.on_load_checkpoint
     return module  # type: ignore[no-any-return]
 
 

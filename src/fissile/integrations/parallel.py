@@ -1,16 +1,10 @@
 """Data parallel training of expanded models: expand first, wrap afterwards.
 
 Every rank expands the same weights with the same seed, checks that all ranks came to the same
-expansion, and wraps the result, in ``DistributedDataParallel`` or ``fully_shard``::
-
-    wide = fissile.expand(model, 2, seed=0)
-    check_same(wide)
-    parallel = DistributedDataParallel(wide)
-
-In the middle of a run, expand ``parallel.module`` together with its optimizer and wrap it again. A
-model without batch norms needs no ``broadcast_buffers``: only owners and masks are sent around.
-
-A sharded model has no whole weights to rank, and is not expanded: expand it before.
+expansion, and wraps the result, in ``DistributedDataParallel`` or ``fully_shard``. In the middle of
+a run, expand ``parallel.module`` together with its optimizer and wrap it again. A model without
+batch norms needs no ``broadcast_buffers``: only owners and masks are sent around. A sharded model
+has no whole weights to rank, and is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +24,9 @@ __all__ = ["check_same"]
 def check_same(model: nn.Module, group: distributed.ProcessGroup | None = None) -> None:
     """Raise an error, on every rank, unless all ranks hold the same expansion.
 
-    >>> check_same(fissile.expand(model, 2))  # before DistributedDataParallel or fully_shard
+    >>> wide = fissile.expand(model, 2, seed=0)
+    >>> check_same(wide)
+    >>> parallel = DistributedDataParallel(wide)
 
     Owners and masks are compared, and the names and shapes of all tensors. Ranks that differ would
     drift apart unseen: a wrapper makes at most their weights equal, not the optimizer's moments.
@@ -53,15 +49,10 @@ def check_same(model: nn.Module, group: distributed.ProcessGroup | None = None) 
 
 def _fingerprints(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Describe every tensor by its shape, and the structure of an expanded layer by a hash."""
+    layers = [layer for layer in model.modules() if isinstance(layer, SparseLayer)]
+    structure = {id(buffer) for layer in layers for buffer in layer.buffers(recurse=False)}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor):
-            yield name, f"{tuple(tensor.shape)} {tensor.dtype}"
-    for name, layer in model.named_modules():
-        if isinstance(layer, SparseLayer):
-            for key, buffer in layer.named_buffers(recurse=False):
-                yield f"{name}.{key}".lstrip("."), _digest(buffer)
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    values = tensor.detach().cpu().contiguous()
-    return f"{tuple(values.shape)} {hashlib.sha256(values.numpy().tobytes()).hexdigest()}"
+            values = tensor.cpu().contiguous().numpy().tobytes() if id(tensor) in structure else b""
+            digest = hashlib.sha256(values).hexdigest()
+            yield name, f"{tuple(tensor.shape)} {tensor.dtype} {digest}"

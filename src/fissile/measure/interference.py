@@ -9,10 +9,20 @@ from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
 from fissile.measure.weights import on_weights
 
+Weights = Float[Tensor, "*batch neurons inputs"]
+#: A number for every neuron: its bias, or its outgoing weight.
+Neurons = Float[Tensor, "*batch neurons"]
+#: The group of every input, numbered from 0: its clause, or the feature it is a part of.
+Group = Int[Tensor, " inputs"]
+#: Samples, which of their literals are on, and which clauses they satisfy.
+X = Float[Tensor, "*#batch samples inputs"]
+On = Bool[Tensor, "*#batch samples inputs"]
+Satisfied = Bool[Tensor, "*#batch samples clauses"]
+
 
 @on_weights
-def gram(weight: Float[Tensor, "*batch neurons inputs"]) -> Float[Tensor, "*batch inputs inputs"]:
-    """The Gram matrix WᵀW: how much each two inputs share neurons.
+def gram(weight: Weights) -> Float[Tensor, "*batch inputs inputs"]:
+    """Return the Gram matrix WᵀW: how much each two inputs share neurons.
 
     >>> gram(torch.tensor([[1.0, 2.0]])).tolist()
     [[1.0, 2.0], [2.0, 4.0]]
@@ -21,10 +31,8 @@ def gram(weight: Float[Tensor, "*batch neurons inputs"]) -> Float[Tensor, "*batc
 
 
 @on_weights
-def features(
-    weight: Float[Tensor, "*batch neurons inputs"], groups: Int[Tensor, " inputs"]
-) -> Float[Tensor, "*batch neurons features"]:
-    """The vector of each feature: the sum of the columns of its inputs.
+def features(weight: Weights, groups: Group) -> Float[Tensor, "*batch neurons features"]:
+    """Return the vector of each feature: the sum of the columns of its inputs.
 
     >>> features(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([0, 0, 1])).tolist()
     [[3.0, 3.0]]
@@ -33,10 +41,8 @@ def features(
 
 
 @on_weights
-def capacity(
-    weight: Float[Tensor, "*batch neurons inputs"], groups: Int[Tensor, " inputs"] | None = None
-) -> Float[Tensor, "*batch features"]:
-    """The capacity Cᵢ = (vᵢ·vᵢ)² / Σⱼ(vᵢ·vⱼ)² of each feature, 0 where vᵢ is 0.
+def capacity(weight: Weights, groups: Group | None = None) -> Float[Tensor, "*batch features"]:
+    """Return the capacity Cᵢ = (vᵢ·vᵢ)² / Σⱼ(vᵢ·vⱼ)² of each feature, 0 where vᵢ is 0.
 
     >>> capacity(torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])).tolist()
     [0.5, 0.5, 1.0]
@@ -52,10 +58,8 @@ def capacity(
 
 
 @on_weights
-def total_capacity(
-    weight: Float[Tensor, "*batch neurons inputs"], groups: Int[Tensor, " inputs"] | None = None
-) -> Float[Tensor, "*batch"]:
-    """The capacity of all features together; higher means less superposition.
+def total_capacity(weight: Weights, groups: Group | None = None) -> Float[Tensor, "*batch"]:
+    """Return the capacity of all features together; higher means less superposition.
 
     >>> float(total_capacity(torch.ones(3, 4), torch.tensor([0, 0, 1, 1])))
     1.0
@@ -64,10 +68,8 @@ def total_capacity(
 
 
 @on_weights
-def cosine(
-    weight: Float[Tensor, "*batch neurons inputs"], *, absolute: bool = False
-) -> Float[Tensor, "*batch"]:
-    """The mean cosine similarity over all pairs of distinct neurons.
+def cosine(weight: Weights, *, absolute: bool = False) -> Float[Tensor, "*batch"]:
+    """Return the mean cosine similarity over all pairs of distinct neurons.
 
     >>> float(cosine(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 0.0]])))
     -1.0
@@ -89,8 +91,8 @@ def cosine(
     return (2 * total / (directed * (directed - 1)).clamp(min=1)).to(dtype)
 
 
-def membership(groups: Int[Tensor, " inputs"], weight: Tensor) -> Bool[Tensor, "inputs groups"]:
-    """Which input belongs to which group, once the ids are known to be sound.
+def membership(groups: Group, weight: Tensor) -> Bool[Tensor, "inputs groups"]:
+    """Return which input belongs to which group, or refuse ids that are not 0, 1, 2, ...
 
     >>> membership(torch.tensor([0, 0, 1]), torch.ones(2, 3)).int().tolist()
     [[1, 0], [1, 0], [0, 1]]
@@ -104,11 +106,11 @@ def membership(groups: Int[Tensor, " inputs"], weight: Tensor) -> Bool[Tensor, "
         )
     if groups.is_floating_point() or groups.dtype == torch.bool:
         raise FissileError(f"groups has dtype {groups.dtype}; group ids must be integers.")
-    found = sorted(set(groups.tolist()))
-    members = groups[:, None] == torch.arange(len(found), device=groups.device)
+    ids = sorted(set(groups.tolist()))
+    members = groups[:, None] == torch.arange(len(ids), device=groups.device)
     if not bool(members.any(-1).all()):
         raise FissileError(
-            f"Group ids must run from 0 without gaps, but the ids found are {found}; "
+            f"Group ids must run from 0 without gaps, but the ids found are {ids}; "
             "renumber them, for example with groups.unique(return_inverse=True)[1]."
         )
     return members
@@ -116,17 +118,13 @@ def membership(groups: Int[Tensor, " inputs"], weight: Tensor) -> Bool[Tensor, "
 
 @on_weights
 def edge_usage(
-    weight: Float[Tensor, "*batch neurons inputs"],
-    bias: Float[Tensor, "*batch neurons"],
-    x: Float[Tensor, "*#batch samples inputs"],
-    on: Bool[Tensor, "*#batch samples inputs"],
-    satisfied: Bool[Tensor, "*#batch samples clauses"],
+    weight: Weights, bias: Neurons, x: X, on: On, satisfied: Satisfied
 ) -> Float[Tensor, "*batch clauses neurons inputs"]:
-    """How often each edge carries each clause, among the samples that switch its literal on.
+    """Return how often each edge carries each clause, among the samples that switch its literal on.
 
-    >>> one = torch.ones(1, 1)
-    >>> edge_usage(one, torch.zeros(1), one, one.bool(), one.bool()).tolist()
-    [[[1.0]]]
+    >>> x = torch.eye(2)
+    >>> edge_usage(torch.eye(2), torch.zeros(2), x, x > 0, x > 0).shape
+    torch.Size([2, 2, 2])
 
     Only samples that satisfy exactly one clause are traced. The edge from input j to neuron i
     contributes where the neuron is active, literal j is on, and the weight pushes it up. The
@@ -146,15 +144,9 @@ def edge_usage(
 
 @on_weights
 def collisions(
-    weight: Float[Tensor, "*batch neurons inputs"],
-    bias: Float[Tensor, "*batch neurons"],
-    x: Float[Tensor, "*#batch samples inputs"],
-    on: Bool[Tensor, "*#batch samples inputs"],
-    satisfied: Bool[Tensor, "*#batch samples clauses"],
-    *,
-    share: float = 0.5,
+    weight: Weights, bias: Neurons, x: X, on: On, satisfied: Satisfied, *, share: float = 0.5
 ) -> Float[Tensor, "*batch"]:
-    """The edge collision rate: of the edges any clause uses, those that two or more use.
+    """Return the edge collision rate: of the edges any clause uses, those that two or more use.
 
     >>> x = torch.eye(2)
     >>> float(collisions(torch.eye(2), torch.zeros(2), x, x > 0, x > 0))
@@ -173,12 +165,9 @@ def collisions(
 
 @on_weights
 def codes(
-    weight: Float[Tensor, "*batch neurons inputs"],
-    bias: Float[Tensor, "*batch neurons"],
-    out: Float[Tensor, "*batch neurons"],
-    groups: Int[Tensor, " inputs"],
+    weight: Weights, bias: Neurons, out: Neurons, groups: Group
 ) -> Bool[Tensor, "*batch clauses neurons"]:
-    """True where a neuron holds a clause's code.
+    """Mark where a neuron holds a clause's code.
 
     >>> weight, clause = torch.tensor([[1.0, 2.0, -1.0]]), torch.tensor([0, 0, 1])
     >>> codes(weight, torch.tensor([-2.5]), torch.tensor([1.0]), clause).tolist()
@@ -200,12 +189,9 @@ def codes(
 
 @on_weights
 def coded_clauses(
-    weight: Float[Tensor, "*batch neurons inputs"],
-    bias: Float[Tensor, "*batch neurons"],
-    out: Float[Tensor, "*batch neurons"],
-    groups: Int[Tensor, " inputs"],
+    weight: Weights, bias: Neurons, out: Neurons, groups: Group
 ) -> Int[Tensor, "*batch"]:
-    """The number of clauses with a code in at least one neuron.
+    """Return the number of clauses with a code in at least one neuron.
 
     >>> number = coded_clauses(torch.eye(3), -torch.ones(3), torch.ones(3), torch.arange(3))
     >>> int(number)

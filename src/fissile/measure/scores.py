@@ -12,7 +12,7 @@ from fissile._common.errors import FissileError
 from fissile._common.random import Draw
 from fissile._common.shapes import Float, Int
 from fissile.expansion.split import gram_points, kmeans
-from fissile.measure.interference import membership
+from fissile.measure.interference import Group, Weights, membership
 from fissile.measure.weights import on_weights
 
 #: What is clustered: the rows of the Gram matrix, the same at unit length, or the rows of the
@@ -34,7 +34,7 @@ class Recovery(NamedTuple):
 def pairwise_agreement(
     labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]
 ) -> Float[Tensor, "*batch"]:
-    """The fraction of pairs of inputs that labels and truth treat alike (the Rand index).
+    """Return the fraction of pairs of inputs that labels and truth treat alike (the Rand index).
 
     >>> labels, truth = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 2])
     >>> round(float(pairwise_agreement(labels, truth)), 3)
@@ -50,7 +50,7 @@ def pairwise_agreement(
 def adjusted_rand(
     labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]
 ) -> Float[Tensor, "*batch"]:
-    """The Rand index adjusted for chance: 1 for equal partitions, about 0 for random ones.
+    """Return the Rand index adjusted for chance: 1 for equal partitions, about 0 for random ones.
 
     >>> float(adjusted_rand(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 1])))
     1.0
@@ -65,13 +65,7 @@ def adjusted_rand(
 
 @on_weights
 def gram_clusters(
-    weight: Float[Tensor, "*batch neurons inputs"],
-    clusters: int,
-    draw: Draw,
-    *,
-    rows: Rows = "raw",
-    restarts: int = 8,
-    steps: int = 64,
+    weight: Weights, clusters: int, draw: Draw, *, rows: Rows = "raw"
 ) -> Int[Tensor, "*batch inputs"]:
     """Return the cluster of each input: k-means over the rows of the Gram matrix.
 
@@ -85,12 +79,10 @@ def gram_clusters(
     divides each row by its length. ``rows="cosine"`` takes the absolute cosine between two inputs'
     weights in place of their product, so the size of a weight does not matter.
     """
-    return kmeans(_points(weight, rows), clusters, draw, restarts=restarts, steps=steps)
+    return kmeans(_points(weight, rows), clusters, draw)
 
 
-def _points(
-    weight: Float[Tensor, "*batch neurons inputs"], rows: Rows
-) -> Float[Tensor, "*batch inputs dims"]:
+def _points(weight: Weights, rows: Rows) -> Float[Tensor, "*batch inputs dims"]:
     """Return the points that are clustered; an input without weights lies at the origin."""
     if rows not in get_args(Rows):
         raise FissileError(f"rows={rows!r} is not known; give {', '.join(get_args(Rows))}")
@@ -103,13 +95,7 @@ def _points(
 
 
 @on_weights
-def recovery(
-    weight: Float[Tensor, "*batch neurons inputs"],
-    groups: Int[Tensor, " inputs"],
-    draw: Draw,
-    *,
-    rows: Rows = "raw",
-) -> Recovery:
+def recovery(weight: Weights, groups: Group, draw: Draw, *, rows: Rows = "raw") -> Recovery:
     """Return both scores of Gram clustering with as many clusters as there are true groups.
 
     >>> from fissile._common.random import drawer
@@ -146,7 +132,7 @@ Number = TypeVar("Number", float, Tensor)
 
 
 def accuracy_per_parameter(accuracy: Number, nonzeros: Number | float) -> Number:
-    """Accuracy divided by the number of parameters that are not zero.
+    """Return the accuracy divided by the number of parameters that are not zero.
 
     >>> accuracy_per_parameter(0.5, 100)
     0.005
@@ -156,7 +142,7 @@ def accuracy_per_parameter(accuracy: Number, nonzeros: Number | float) -> Number
 
 
 def relative_improvement(expanded: Number, dense: Number | float) -> Number:
-    """The gain of the expanded network's accuracy as a fraction of the dense network's.
+    """Return the gain of the expanded network's accuracy as a fraction of the dense network's.
 
     >>> relative_improvement(0.75, 0.5)
     0.5
