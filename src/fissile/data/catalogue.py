@@ -260,7 +260,6 @@ class Found:
     path: Path | None
 
     def files(self) -> list[Path]:
-        """Return its files."""
         if self.path is None or self.path.is_file():
             return [] if self.path is None else [self.path]
         return sorted({file for layout in self.entry.files for file in layout.within(self.path)})

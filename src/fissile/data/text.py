@@ -47,7 +47,6 @@ class Texts:
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
         return len(self.names)
 
     def fingerprint(self) -> str:

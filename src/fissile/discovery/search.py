@@ -100,11 +100,9 @@ class Discovery:
     refusals: tuple[Refusal, ...]
 
     def __len__(self) -> int:
-        """Count the places."""
         return len(self.places)
 
     def __iter__(self) -> Iterator[Place]:
-        """Go through the places."""
         return iter(self.places)
 
     def __repr__(self) -> str:

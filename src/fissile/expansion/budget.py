@@ -164,7 +164,6 @@ class Candidates:
 
     @property
     def layers(self) -> tuple[Tensor, Tensor]:
-        """The weights of both layers."""
         return self.first, self.second
 
 

@@ -150,37 +150,39 @@ def dropconnect(
     return control
 
 
-def choose(found: Discovery, where: Where | None) -> list[Place]:
+def choose(discovery: Discovery, where: Where | None) -> list[Place]:
     """Return the places to expand, in the order data flows, none with a layer of another."""
-    if not found.places:
-        reasons = _reasons(found.refusals) or ": the model has no linear layer and no convolution"
+    if not discovery.places:
+        reasons = _reasons(discovery.refusals)
+        reasons = reasons or ": the model has no linear layer and no convolution"
         raise FissileError(f"nothing to expand{reasons}")
-    return disjoint(found.places if where is None else _named(found, where))
+    return disjoint(discovery.places if where is None else _named(discovery, where))
 
 
-def _named(found: Discovery, where: Where) -> list[Place]:
+def _named(discovery: Discovery, where: Where) -> list[Place]:
+    places = discovery.places
     if callable(where):
-        named = [place for place in found.places if where(place)]
+        named = [place for place in places if where(place)]
         if not named:
-            raise FissileError(f"where chose none of {_names(found.places)}")
+            raise FissileError(f"where chose none of {_names(places)}")
         return named
     patterns = [where] if isinstance(where, str) else where
-    listed = isinstance(patterns, Sequence) and all(isinstance(one, str) for one in patterns)
+    listed = isinstance(patterns, Sequence) and all(isinstance(name, str) for name in patterns)
     if not listed or not patterns:
         raise FissileError(
             f"where={where!r} is neither a name, nor a list of names, nor a function of a place"
         )
     named = []
     for pattern in patterns:
-        matching = [place for place in found.places if _matches(place.firsts, pattern)]
+        matching = [place for place in places if _matches(place.firsts, pattern)]
         if not matching:
-            refused = [layer for layer in found.refusals if _matches([layer.name], pattern)]
+            refused = [layer for layer in discovery.refusals if _matches([layer.name], pattern)]
             raise FissileError(
                 f"where={pattern!r} matches no place that can be expanded{_reasons(refused)}; "
-                f"there are {_names(found.places)}"
+                f"there are {_names(places)}"
             )
         named += matching
-    return [place for place in found.places if place in named]
+    return [place for place in places if place in named]
 
 
 def _matches(names: Iterable[str], pattern: str) -> bool:
@@ -196,11 +198,9 @@ def _names(places: Sequence[Place]) -> str:
 
 def _reasons(refusals: Sequence[Refusal]) -> str:
     """Return why the first few layers were refused."""
-    if not refusals:
-        return ""
-    shown = "; ".join(f"{layer.name!r}: {layer.reason}" for layer in refusals[:_SHOWN])
-    more = len(refusals) - _SHOWN
-    return f" ({shown}{f'; and {more} more' if more > 0 else ''})"
+    shown = [f"{layer.name!r}: {layer.reason}" for layer in refusals[:_SHOWN]]
+    more = [f"and {len(refusals) - _SHOWN} more"] if len(refusals) > _SHOWN else []
+    return f" ({'; '.join(shown + more)})" if shown else ""
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
@@ -220,10 +220,6 @@ class _Terms:
     optimizer: Optimizer | Moments | None = None
 
 
-#: Makes a first layer, from a seed of its own.
-MakeFirst = Callable[[Tensor, nn.Module, Pattern], Rebuilt]
-
-
 def _replacements(
     model: nn.Module,
     places: list[Place],
@@ -231,7 +227,7 @@ def _replacements(
     splits: list[Split],
     seed: int | Tensor,
     terms: _Terms,
-    make_first: MakeFirst,
+    make_first: Callable[[Tensor, nn.Module, Pattern], Rebuilt],
 ) -> list[Replacement]:
     """Split every place; the model is only read."""
     if not isinstance(seed, Tensor) and whole("seed", seed, least=0) >= 2**63:
@@ -328,10 +324,10 @@ def _squares(firsts: list[nn.Module], second: nn.Module, terms: _Terms) -> Squar
     """
     layers = [*firsts, second]
     for source in (partial(_moment, terms.optimizer), _squared_gradient):
-        found = [(layer, source(layer.get_parameter("weight"))) for layer in layers]
-        squares = [matrix_of(layer, square) for layer, square in found if square is not None]
-        if len(squares) == len(layers):
-            return torch.cat(squares[:-1], -2), squares[-1]
+        squares = [source(layer.get_parameter("weight")) for layer in layers]
+        if not any(square is None for square in squares):
+            *of_firsts, of_second = map(matrix_of, layers, squares)
+            return torch.cat(of_firsts, -2), of_second
     return None
 
 

@@ -28,7 +28,6 @@ class Moments:
 
     @classmethod
     def of(cls, parameters: Iterable[nn.Parameter]) -> Moments:
-        """Return moments for these parameters, without any state yet."""
         return cls([{"params": list(parameters)}], {})
 
 

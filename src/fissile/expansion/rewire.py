@@ -84,10 +84,9 @@ class Rewire:
             raise FissileError(f"fraction must be above 0 and at most 1, not {fraction!r}")
         if grow not in ("random", "gradient"):
             raise FissileError(f'grow must be "random" or "gradient", not {grow!r}')
-        if optimizer is not None:
-            optimizer = check_optimizer(optimizer, model)
         self.layers = _masked_layers(model)
-        self.optimizer, self.every, self.fraction = optimizer, every, fraction
+        self.optimizer = None if optimizer is None else check_optimizer(optimizer, model)
+        self.every, self.fraction = every, fraction
         self.grow, self.until, self.steps, self.seed = grow, until, 0, seed
         self._gradient: dict[int, Tensor] = {}
         if grow == "gradient":

@@ -87,10 +87,10 @@ def read_pairs(recipe: Mapping[str, Any]) -> list[Pair] | None:
         return None
     if not isinstance(entries, list):
         raise FileError("the recipe is damaged: its pairs are no list")
-    return [_read(entry) for entry in entries]
+    return [_read_pair(entry) for entry in entries]
 
 
-def _read(entry: Any) -> Pair:
+def _read_pair(entry: Any) -> Pair:
     if not isinstance(entry, Mapping) or entry.keys() != {"firsts", "between", "second"}:
         raise FileError("the recipe is damaged: a pair is not of firsts, between and second")
     firsts, between, second = entry["firsts"], entry["between"], entry["second"]
@@ -170,13 +170,15 @@ def rebuild(model: nn.Module, recipe: Mapping[str, Any]) -> None:
     layers, norms = _table(recipe, "layers"), _table(recipe, "norms")
     pairs = read_pairs(recipe)
     grown = {name: _check(name, entry, _find(model, name)) for name, entry in layers.items()}
-    alphas = {one.alpha for one in grown.values()} - {1}
+    alphas = {growth.alpha for growth in grown.values()} - {1}
     widths = {name: _check_norm(name, _find(model, name), norms[name], alphas) for name in norms}
-    if pairs is None:
-        _check_copies(grown)
-    else:
+    if pairs is not None:
         _check_pairs(pairs, grown, widths, model)
-    parents = {one.wide[0] // one.copies for one in grown.values()}
+    elif copied := [name for name, g in grown.items() if g.copies not in {1, *alphas}]:
+        # Without pairs nothing else can be told.
+        copies = grown[copied[0]].copies
+        raise FileError(f"{copied[0]!r} reads {copies} copies of its inputs, which no layer makes")
+    parents = {growth.wide[0] // growth.copies for growth in grown.values()}
     for name, entry in layers.items():
         old = _find(model, name)
         if not (isinstance(old, SparseLayer) and _entry(old) == dict(entry)):
@@ -248,16 +250,6 @@ def _check(name: str, entry: Any, old: nn.Module) -> _Growth:
     if not fits or alpha > wanted[0] or (isinstance(old, SparseLayer) and mine != wanted):
         raise FileError(f"{name!r} maps {mine} features in the model and {wanted} in the recipe")
     return _Growth(mine, wanted, alpha, copies)
-
-
-def _check_copies(grown: Mapping[str, _Growth]) -> None:
-    """Refuse copies that nothing makes, which is all one can tell without pairs."""
-    alphas = {growth.alpha for growth in grown.values()}
-    for name, growth in grown.items():
-        if growth.copies not in {1, *alphas}:
-            raise FileError(
-                f"{name!r} reads {growth.copies} copies of its inputs, which no layer makes"
-            )
 
 
 def _check_pairs(
@@ -411,7 +403,7 @@ def _config_width(config: Any, key: str) -> int | None:
 def shapes_with(
     model: nn.Module, config: Any, wide: dict[str, int]
 ) -> dict[str, tuple[int, ...]] | None:
-    """Build the architecture from a changed config, without tensors; None if that fails."""
+    """Return the parameters' shapes with a changed config, without making tensors, or None."""
     try:
         with random_numbers_apart(), torch.device("meta"):
             other = copy.deepcopy(config)

@@ -83,12 +83,12 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _by_layer(counts: NonZeros) -> dict[str, tuple[int, int]]:
     """Return every layer's weights, and what it has besides; nothing of its own is (0, 0)."""
-    found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for one in counts.counts:
-        weights, other = found[one.layer]
-        is_weight = one.kind == "weight"
-        found[one.layer] = weights + is_weight * one.count, other + (not is_weight) * one.count
-    return found
+    layers: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for row in counts.counts:
+        weights, other = layers[row.layer]
+        is_weight = row.kind == "weight"
+        layers[row.layer] = weights + is_weight * row.count, other + (not is_weight) * row.count
+    return layers
 
 
 def _row(name: str, module: nn.Module, weights: int, other: int) -> tuple[str, ...]:

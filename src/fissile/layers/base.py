@@ -160,7 +160,6 @@ class SparseLayer(nn.Module, ABC):
         return self.dense_weight()
 
     def extra_repr(self) -> str:
-        """Show how much of the layer exists."""
         nonzeros = "unknown" if self.weight.is_meta else self.nonzeros()
         return f"bias={self.bias is not None}, nonzeros={nonzeros}"
 
@@ -177,12 +176,10 @@ class Partitioned(SparseLayer):
         self.register_buffer("owner", owner.to(owner_dtype(alpha)))
 
     def dense_weight(self) -> Float[Tensor, "children inputs *kernel"]:
-        """Return the children's rows."""
         wide = spread(self.rows(self.weight), self.rows(self.owner), self.alpha)
         return self._shaped(wide)
 
     def pattern(self) -> Bool[Tensor, "children inputs *kernel"]:
-        """Return which child holds which input."""
         return self._shaped(owner_mask(self.rows(self.owner), self.alpha))
 
     def _shaped(self, rows: Tensor) -> Tensor:
@@ -190,7 +187,6 @@ class Partitioned(SparseLayer):
         return rows
 
     def extra_repr(self) -> str:
-        """Show alpha before the rest."""
         return f"alpha={self.alpha}, {super().extra_repr()}"
 
 
@@ -218,7 +214,6 @@ class Masked(SparseLayer):
         return self.__dict__ | {"observer": None}
 
     def pattern(self) -> Bool[Tensor, "outputs inputs *kernel"]:
-        """Return the mask."""
         return self.mask
 
 

@@ -25,7 +25,6 @@ class Geometry:
 
     @classmethod
     def of(cls, layer: nn.Conv2d | SparseConv2d) -> Geometry:
-        """Read it off a layer."""
         if isinstance(layer, SparseConv2d):
             return layer.geometry
         return cls(layer.stride, layer.padding, layer.dilation, layer.padding_mode)
@@ -62,7 +61,6 @@ class SparseConv2d(SparseLayer):
     def forward(
         self, x: Float[Tensor, "*batch inputs height width"]
     ) -> Float[Tensor, "*batch children height2 width2"]:
-        """Apply the filters."""
         how, padding = self.geometry, self.geometry.padding
         if how.padding_mode != "zeros":
             x, padding = functional.pad(x, how.border(self.kernel_size), how.padding_mode), (0, 0)
@@ -70,11 +68,9 @@ class SparseConv2d(SparseLayer):
         return functional.conv2d(x, weight, self.bias, how.stride, padding, how.dilation)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """View it as one row for every filter."""
         return tensor.flatten(1)
 
     def written_out(self) -> nn.Module:
-        """Return the plain convolution, with zeros for removed weights."""
         how = self.geometry
         plain = nn.Conv2d(
             self.in_channels, self.out_channels, self.kernel_size,  # type: ignore[arg-type]
@@ -84,7 +80,6 @@ class SparseConv2d(SparseLayer):
         return self._fill(plain)
 
     def extra_repr(self) -> str:
-        """Show the shape, the geometry and how much of it exists."""
         how = self.geometry
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "

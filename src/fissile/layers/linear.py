@@ -32,15 +32,12 @@ class SparseLinear(SparseLayer):
             self.nx, self.nf = inputs, outputs  # the same, as a Conv1D calls them
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch children"]:
-        """Apply the linear map."""
         return functional.linear(x, self.pass_weight(), self.bias)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, which is a matrix already."""
         return tensor
 
     def written_out(self) -> nn.Module:
-        """Return the plain layer, with zeros for removed weights."""
         # On the meta device nothing is drawn: writing out must not move the random numbers.
         with torch.device("meta"):
             plain: nn.Module
@@ -53,7 +50,6 @@ class SparseLinear(SparseLayer):
         return self._fill(plain)
 
     def extra_repr(self) -> str:
-        """Show the shape and how much of it exists."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, {super().extra_repr()}"
 
@@ -146,7 +142,6 @@ class DropConnectLinear(SparseLinear):
         return mask
 
     def pass_weight(self) -> Float[Tensor, "children inputs"]:
-        """Return a freshly masked weight in training, the dense scaled weight in evaluation."""
         return self.masked(self.draw_mask()) if self.training else self.dense_weight()
 
     def masked(self, mask: Bool[Tensor, "children inputs"]) -> Float[Tensor, "children inputs"]:

@@ -156,7 +156,6 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(inputs, self.sizes[-1], **where))
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        """Return the logits."""
         if self.embedding is not None:
             x = self.embedding(x)
         logits: Tensor = self.layers(x)

@@ -74,7 +74,6 @@ class _Normalised(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return what the module makes of (n, 3, size, size) bytes."""
         features: Tensor = self.module((images.float() / 255 - self.mean) / self.std)
         return features
 

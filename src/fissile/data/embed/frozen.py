@@ -101,7 +101,6 @@ class ImageEncoder(_Frozen):
         self._note(self.encode([prepare(_gradient())]))
 
     def encode(self, batch: Sequence[Tensor]) -> Tensor:
-        """Return the features of prepared images, (n, width)."""
         images = torch.stack(list(batch))
         if self._device.type == "cuda":
             images = images.pin_memory()
@@ -130,7 +129,6 @@ class TextEncoder(_Frozen):
         return text
 
     def encode(self, batch: Sequence[str]) -> Tensor:
-        """Return the features of texts, (n, width)."""
         with self._inference():
             # Goes by length inside, so that little is spent on padding.
             features: Tensor = self._module.encode(
