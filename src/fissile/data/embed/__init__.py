@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fissile.data.embed.encoders import encoder
-from fissile.data.embed.frozen import Encoder
+from fissile.data.embed.encoders import Encoder, encoder
 from fissile.data.embed.run import embed
 from fissile.data.embed.sources import Source, source
 

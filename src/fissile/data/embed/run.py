@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from fissile._common.errors import FileError, FissileError, whole
 from fissile._common.files import locked
 from fissile._common.progress import ProgressBar
+from fissile.data.embed.encoders import Encoder, foreign
 from fissile.data.embed.encoders import encoder as find_encoder
-from fissile.data.embed.frozen import Encoder, foreign
 from fissile.data.embed.part import Part
 from fissile.data.embed.sources import Source
 from fissile.data.embed.sources import source as find_source

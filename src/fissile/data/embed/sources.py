@@ -49,7 +49,7 @@ class Source:
 
 
 def source(what: str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> Source:
-    """Find a folder of images, or a set of images or texts of the catalogue.
+    """Return a folder of images, or a set of images or texts of the catalogue.
 
     >>> source("imagenet100/").kind
     'images'
@@ -151,9 +151,9 @@ def _split(path: Path, names: tuple[str, ...]) -> Split:
     paths: list[str] = []
     labels: list[int] = []
     for number, name in enumerate(names):
-        found = _images(path / name) if (path / name).is_dir() else []
-        paths += found
-        labels += [number] * len(found)
+        images = _images(path / name) if (path / name).is_dir() else []
+        paths += images
+        labels += [number] * len(images)
     if not paths:
         raise FileError(f"{path.name} holds no images; they end in {', '.join(_SUFFIXES)}")
     return Split(paths, np.array(labels, dtype=np.int64))

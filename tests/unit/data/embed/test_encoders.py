@@ -14,8 +14,7 @@ from fissile._common.errors import FileError, FissileError
 from fissile.cli.__main__ import main
 from fissile.data.catalogue import ENTRIES
 from fissile.data.embed import encoder
-from fissile.data.embed.encoders import square
-from fissile.data.embed.frozen import ImageEncoder, TextEncoder, fingerprint
+from fissile.data.embed.encoders import ImageEncoder, TextEncoder, fingerprint, square
 from fissile.data.embed.run import stem
 
 HERE = f"module:{__name__}"
