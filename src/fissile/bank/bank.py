@@ -167,11 +167,9 @@ class Bank:
         before = set(self.diverged)
 
         def record(
-            members: Sequence[int],
-            accuracy: Sequence[Sequence[float]],
-            loss: Sequence[Sequence[float]],
-            steps: int,
-        ) -> None:
+            members: Sequence[int], accuracy: Sequence[Sequence[float]],
+            loss: Sequence[Sequence[float]], steps: int,
+        ) -> None:  # fmt: skip
             for member, curve, losses in zip(members, accuracy, loss, strict=True):
                 self._accuracy[member].extend(curve)
                 self._loss[member].extend(losses)

@@ -59,13 +59,9 @@ def deferred_sigint() -> Iterator[threading.Event]:
 
 
 def run(
-    stacks: list[Stack],
-    until: int,
-    device: torch.device,
-    engine: str,
-    record: Record,
+    stacks: list[Stack], until: int, device: torch.device, engine: str, record: Record,
     stop: threading.Event,
-) -> None:
+) -> None:  # fmt: skip
     """Train all stacks up to an epoch, in place; the list may hold smaller stacks afterwards."""
     fast = [stack for stack in stacks if engine == "auto" and stack.epoch < until]
     if device.type == "cpu":
@@ -145,12 +141,9 @@ def _halves(stack: Stack, error: str) -> list[Stack]:
 
 
 def run_torch(
-    stacks: Sequence[Stack],
-    until: int,
-    on_epochs: OnEpochs,
-    device: torch.device,
+    stacks: Sequence[Stack], until: int, on_epochs: OnEpochs, device: torch.device,
     stop: threading.Event | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Train stacks up to an epoch in batched PyTorch; after each, report accuracy and loss.
 
     A network that diverges goes back to its last finished epoch and stays there. An interruption

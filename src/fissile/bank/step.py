@@ -95,11 +95,9 @@ def per_network(values: Float[Tensor, " networks"], like: Sequence[Tensor]) -> l
 
 @torch.no_grad()
 def foreach_adam(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    states: list[dict[str, Tensor]],
+    parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]],
     lr: Float[Tensor, " networks"],
-) -> None:
+) -> None:  # fmt: skip
     """Make one step in place with every network's own rate, in few operations over all tensors."""
     torch._foreach_add_([state["step"] for state in states], 1)
     means, squares = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
@@ -139,14 +137,10 @@ def bias_corrections(steps: int) -> Float[Tensor, "steps 2"]:
 
 @torch.no_grad()
 def masked_adam(
-    weight: Float[Tensor, "networks ..."],
-    gradient: Float[Tensor, "networks ..."],
-    moments: AdamMoments,
-    mask: Bool[Tensor, "networks ..."] | None,
-    rates: Rates,
-    *,
+    weight: Float[Tensor, "networks ..."], gradient: Float[Tensor, "networks ..."],
+    moments: AdamMoments, mask: Bool[Tensor, "networks ..."] | None, rates: Rates, *,
     l1: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Make one step in place; a weight outside the mask stays zero, and so do its moments.
 
     ``l1`` shrinks what is left towards zero in Adam's own metric, a proximal step.
@@ -160,13 +154,9 @@ def masked_adam(
 
 
 def _torch_adam(
-    weight: Tensor,
-    gradient: Tensor,
-    moments: AdamMoments,
-    mask: Tensor | None,
-    rates: Rates,
+    weight: Tensor, gradient: Tensor, moments: AdamMoments, mask: Tensor | None, rates: Rates,
     l1: bool,
-) -> None:
+) -> None:  # fmt: skip
     lr, decay, penalty = (per_network(value, [weight])[0] for value in rates[:3])
     if mask is not None:
         gradient = torch.where(mask, gradient, 0)
@@ -200,13 +190,9 @@ def _fused_adam(
 
 
 def _triton_adam(
-    weight: Tensor,
-    gradient: Tensor,
-    moments: AdamMoments,
-    mask: Tensor | None,
-    rates: Rates,
+    weight: Tensor, gradient: Tensor, moments: AdamMoments, mask: Tensor | None, rates: Rates,
     l1: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Make the step in one kernel, which reads and writes everything once."""
     from fissile.bank.gpu.kernels import masked_adam_kernel
 

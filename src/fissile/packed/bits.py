@@ -8,7 +8,7 @@ lie in its own lowest bits; it carries a part of the stream only when all others
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,13 @@ from fissile._common.shapes import Bool, Float, Int
 #: The dtypes a weight may be packed in, and the bits of their mantissas.
 MANTISSA = {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
 
+#: The most bits of a mantissa that are given away: three of bfloat16, four of float16 are left.
+MOST = {torch.float32: 12, torch.float16: 6, torch.bfloat16: 4}
 _WORDS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 #: Numbers that are rounded at a time, so that a large layer needs no multiple of its memory.
 _CHUNK = 2**22
+#: Counts in the stream have this many bits.
+_COUNT = 40
 
 
 def owner_bits(alpha: int) -> int:
@@ -45,11 +49,9 @@ def low_bits(weight: Float[Tensor, "*shape"], count: int) -> Int[Tensor, "*shape
 
 
 def ending_in(
-    low: Int[Tensor, " numbers"],
-    count: int | Int[Tensor, " numbers"],
-    weight: Float[Tensor, " numbers"],
-    dtype: torch.dtype,
-) -> Float[Tensor, " numbers"]:
+    low: Int[Tensor, " numbers"], count: int | Int[Tensor, " numbers"],
+    weight: Float[Tensor, " numbers"], dtype: torch.dtype,
+) -> Float[Tensor, " numbers"]:  # fmt: skip
     """Return the nearest numbers of a dtype whose lowest ``count`` bits are ``low``.
 
     >>> ending_in(torch.tensor([1]), 1, torch.tensor([1.0]), torch.float16)
@@ -59,11 +61,11 @@ def ending_in(
     finite becomes infinite. A weight that has the bits already is left as it is.
     """
     counts = torch.as_tensor(count, device=weight.device).expand(weight.shape)
-    found = torch.empty_like(weight, dtype=dtype, requires_grad=False)
+    nearest = torch.empty_like(weight, dtype=dtype, requires_grad=False)
     for begin in range(0, len(weight), _CHUNK):
         part = slice(begin, begin + _CHUNK)
-        found[part] = _nearest(low[part], counts[part], weight.detach()[part], dtype)
-    return found
+        nearest[part] = _nearest(low[part], counts[part], weight.detach()[part], dtype)
+    return nearest
 
 
 def _nearest(low: Tensor, count: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -113,15 +115,8 @@ def from_bytes(packed: Int[Tensor, "*batch bytes"], n: int) -> Bool[Tensor, "*ba
 
 # --- the stream of places
 
-#: The most bits of a mantissa that are given away: three of bfloat16, four of float16 are left.
-MOST = {torch.float32: 12, torch.float16: 6, torch.bfloat16: 4}
 
-#: Counts in the stream have this many bits.
-_COUNT = 40
-
-
-@dataclass(frozen=True)
-class Carrier:
+class Carrier(NamedTuple):
     """A layer's living weights, in order, and how many of their lowest bits are spoken for."""
 
     weight: Float[Tensor, " living"]
@@ -173,15 +168,8 @@ def write_groups(mask: Bool[Tensor, "groups size"]) -> Bool[Tensor, " bits"]:
     """Write down a mask that is nearly all or nothing in groups."""
     some = mask.any(1)
     part = ~mask[some].all(1)
-    counts = torch.stack([some.count_nonzero(), part.count_nonzero()])
-    return torch.cat(
-        [
-            _digits(counts, _COUNT).flatten(),
-            write_mask(some),
-            write_mask(part),
-            mask[some][part].flatten(),
-        ]
-    )
+    counts = _digits(torch.stack([some.count_nonzero(), part.count_nonzero()]), _COUNT).flatten()
+    return torch.cat([counts, write_mask(some), write_mask(part), mask[some][part].flatten()])
 
 
 def read_groups(
@@ -203,8 +191,8 @@ def embedded(stream: Bool[Tensor, " bits"], carriers: Sequence[Carrier]) -> list
 
     None if it does not fit into what may be given away.
     """
-    low = [low_bits(one.weight, one.owner_bits).long() for one in carriers]
-    count = [torch.full_like(bits, one.owner_bits) for bits, one in zip(low, carriers, strict=True)]
+    low = [low_bits(layer.weight, layer.owner_bits).long() for layer in carriers]
+    count = [torch.full_like(low[k], layer.owner_bits) for k, layer in enumerate(carriers)]
     begin = 0
     for plane, k in _planes(carriers):
         if begin >= len(stream):
@@ -215,9 +203,8 @@ def embedded(stream: Bool[Tensor, " bits"], carriers: Sequence[Carrier]) -> list
         begin += len(part)
     if begin < len(stream):
         return None
-    return [
-        ending_in(low[k], count[k], one.weight, one.weight.dtype) for k, one in enumerate(carriers)
-    ]
+    weights = [layer.weight for layer in carriers]
+    return [ending_in(low[k], count[k], x, x.dtype) for k, x in enumerate(weights)]
 
 
 class Reader:
@@ -231,13 +218,14 @@ class Reader:
         self._left = torch.zeros(0, dtype=torch.bool, device="cpu") if bits is None else bits
 
     def take(self, count: int) -> Bool[Tensor, " count"]:
-        parts, found = [self._left], len(self._left)
-        while found < count:
+        """Return the next bits of the stream."""
+        parts, room = [self._left], count - len(self._left)
+        while room > 0:
             plane, k = next(self._planes, (None, 0))
             if plane is None:
                 raise FileError("the pattern is damaged: it is longer than the weights can hold")
             parts.append(low_bits(self._carriers[k].weight, plane + 1) >> plane != 0)
-            found += len(parts[-1])
+            room -= len(parts[-1])
         bits = torch.cat(parts)
         self._left = bits[count:]
         return bits[:count]
@@ -246,8 +234,8 @@ class Reader:
 def _planes(carriers: Sequence[Carrier]) -> Iterator[tuple[int, int]]:
     """Go through the planes of all carriers, the lowest first."""
     for plane in range(max(MOST.values())):
-        for k, one in enumerate(carriers):
-            if one.owner_bits <= plane < MOST[one.weight.dtype]:
+        for k, layer in enumerate(carriers):
+            if layer.owner_bits <= plane < MOST[layer.weight.dtype]:
                 yield plane, k
 
 
@@ -256,13 +244,10 @@ def _code(cells: int, taken: int) -> int | None:
     rare = min(taken, cells - taken)
     if rare == 0:
         return None
-    low = max(0, (cells // rare).bit_length() - 1)
-    best = min((low, low - 1), key=lambda n: _cost(cells, rare, n) if n >= 0 else cells)
-    return best if best >= 0 and _cost(cells, rare, best) < cells else None
-
-
-def _cost(cells: int, rare: int, low: int) -> int:
-    return rare * (low + 1) + (cells >> low) + 1
+    high = max(0, (cells // rare).bit_length() - 1)
+    costs = {low: rare * (low + 1) + (cells >> low) + 1 for low in (high, high - 1) if low >= 0}
+    best = min(costs, key=lambda low: costs[low])
+    return best if costs[best] < cells else None
 
 
 def _digits(numbers: Int[Tensor, " n"], count: int) -> Bool[Tensor, "n count"]:

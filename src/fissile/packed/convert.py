@@ -68,9 +68,8 @@ def packed_layer(layer: SparseLayer, dtype: torch.dtype | None, layout: Layout) 
         raise FissileError("it has weights that are NaN or infinite; repair the model first")
     bias = None if layer.bias is None else layer.bias.detach().to(kind, copy=True)
     if isinstance(layer, Partitioned):
-        values, planes = pack_partitioned(
-            weight, layer.rows(layer.owner), layer.alpha, kind, layout
-        )
+        owner = layer.rows(layer.owner)
+        values, planes = pack_partitioned(weight, owner, layer.alpha, kind, layout)
         return partitioned_like(layer, values, planes, bias)
     assert isinstance(layer, Masked)
     values, live, group = pack_masked(weight, layer.rows(layer.mask), kind)
@@ -96,19 +95,16 @@ def masked_like(
 
 def unpacked_layer(layer: Packed) -> SparseLayer:
     """Return an expanded layer with the weights that were packed."""
-    how = layer.geometry if isinstance(layer, SparseConv2d) else None
-    turned = isinstance(layer, SparseLinear) and layer.transposed
-    bias = layer.bias
+    turned, bias = isinstance(layer, SparseLinear) and layer.transposed, layer.bias
     if isinstance(layer, PackedPartitioned):
-        weight, owner = layer.weight.detach(), layer.owner()
-        if how is None:
-            return PartitionedLinear(weight, owner, layer.alpha, bias, transposed=turned)
-        filters, owner = layer._shaped(weight), layer._shaped(owner)
-        return PartitionedConv2d(filters, owner, layer.alpha, bias, how)
+        weight, owner = layer._shaped(layer.weight.detach()), layer._shaped(layer.owner())
+        if isinstance(layer, SparseConv2d):
+            return PartitionedConv2d(weight, owner, layer.alpha, bias, layer.geometry)
+        return PartitionedLinear(weight, owner, layer.alpha, bias, transposed=turned)
     weight, mask = layer.dense_weight(), layer.pattern()
-    if how is None:
-        return MaskedLinear(weight, mask, bias, transposed=turned)
-    return MaskedConv2d(weight, mask, bias, how)
+    if isinstance(layer, SparseConv2d):
+        return MaskedConv2d(weight, mask, bias, layer.geometry)
+    return MaskedLinear(weight, mask, bias, transposed=turned)
 
 
 # --- layout inline: weights that carry their places
@@ -131,11 +127,13 @@ def stream_of(layers: Mapping[str, Packed]) -> Bool[Tensor, " bits"]:
     parts = [torch.zeros(0, dtype=torch.bool, device="cpu")]
     for layer in layers.values():
         there = exists(layer.weight.detach().cpu())
-        if isinstance(layer, PackedPartitioned):
-            parts.append(write_mask(there.flatten()))
+        if isinstance(layer, PackedMasked):
+            shape = layer.outputs * layer.groups, layer.group
+            mask = torch.zeros(shape, dtype=torch.bool, device="cpu")
+            mask[layer.stored().flatten()] = there.view(-1, layer.group)
+            parts.append(write_groups(mask))
         else:
-            assert isinstance(layer, PackedMasked)
-            parts.append(write_groups(_in_groups(layer, there)))
+            parts.append(write_mask(there.flatten()))
     return torch.cat(parts)
 
 
@@ -152,14 +150,6 @@ def settle(model: nn.Module) -> None:
     for name, values in (settled(layers) or {}).items():
         weight = layers[name].weight.detach()
         weight[exists(weight)] = values.to(weight.device)
-
-
-def _in_groups(layer: PackedMasked, there: Bool[Tensor, " stored"]) -> Bool[Tensor, "groups size"]:
-    """Return which weights exist in all groups of a layer, stored or not."""
-    shape = layer.outputs * layer.groups, layer.group
-    mask = torch.zeros(shape, dtype=torch.bool, device="cpu")
-    mask[layer.stored().flatten()] = there.view(-1, layer.group)
-    return mask
 
 
 # --- layout 2:4: PyTorch's semi-structured tensors
@@ -218,10 +208,10 @@ def pack(
     learns = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
     packed = _with(model, news)
     packed = packed if dtype is None else packed.to(dtype)
-    given = dict([*model.named_parameters(), *model.named_buffers()])
+    before = dict([*model.named_parameters(), *model.named_buffers()])
     for name, tensor in [*packed.named_parameters(), *packed.named_buffers()]:
-        if tensor.is_floating_point() and name in given:
-            refuse_overflow(name, given[name], tensor)
+        if tensor.is_floating_point() and name in before:
+            refuse_overflow(name, before[name], tensor)
     settle(packed)
     return for_inference(packed, learns)
 
@@ -270,15 +260,15 @@ class _Unserializable:
 
 def _two_of_four(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """Return a model whose 2:4 layers are PyTorch's, and whose other layers are packed."""
-    made = _each(
-        model, lambda layer: semi_structured(layer, dtype) or packed_layer(layer, dtype, "plane")
+    news = _each(
+        model, lambda old: semi_structured(old, dtype) or packed_layer(old, dtype, "plane")
     )
-    if all(isinstance(layer, Packed) for layer in made.values()):
+    if all(isinstance(layer, Packed) for layer in news.values()):
         raise FissileError('no layer has a 2:4 pattern; expand with alpha=2 and split="2:4"')
-    packed = _with(model, made)
+    packed = _with(model, news)
     if dtype is not None:
         for module in packed.modules():  # one by one: a semi-structured weight takes no cast
-            if module not in made.values():
+            if module not in news.values():
                 module._apply(partial(cast, dtype=dtype), recurse=False)
     return for_inference(packed, frozenset())
 

@@ -25,13 +25,10 @@ MOST_BITS = 3
 
 
 def partitioned_linear(
-    x: Float[Tensor, "*batch inputs"],
-    weight: Float[Tensor, "parents inputs"],
-    planes: Int[Tensor, "bits parents bytes"] | None,
-    bias: Float[Tensor, " children"] | None,
-    alpha: int,
-    activation: Activation,
-) -> Float[Tensor, "*batch children"]:
+    x: Float[Tensor, "*batch inputs"], weight: Float[Tensor, "parents inputs"],
+    planes: Int[Tensor, "bits parents bytes"] | None, bias: Float[Tensor, " children"] | None,
+    alpha: int, activation: Activation,
+) -> Float[Tensor, "*batch children"]:  # fmt: skip
     """Apply a packed partitioned layer and an activation to a batch of any shape."""
     flat, shape, dtype = ready(x, weight, bias, weight.shape[1], alpha * weight.shape[0])
     if flat.numel() == 0:
@@ -41,15 +38,10 @@ def partitioned_linear(
 
 
 def masked_linear(
-    x: Float[Tensor, "*batch inputs"],
-    weight: Float[Tensor, " stored"],
-    live: Int[Tensor, "outputs bytes"],
-    start: Int[Tensor, "outputs blocks"],
-    bias: Float[Tensor, " outputs"] | None,
-    group: int,
-    inputs: int,
-    activation: Activation,
-) -> Float[Tensor, "*batch outputs"]:
+    x: Float[Tensor, "*batch inputs"], weight: Float[Tensor, " stored"],
+    live: Int[Tensor, "outputs bytes"], start: Int[Tensor, "outputs blocks"],
+    bias: Float[Tensor, " outputs"] | None, group: int, inputs: int, activation: Activation,
+) -> Float[Tensor, "*batch outputs"]:  # fmt: skip
     """Apply a packed masked layer and an activation to a batch of any shape.
 
     ``weight`` has the stored groups, row after row, ``live`` a bit for every group, and ``start``
@@ -138,14 +130,13 @@ def kernels_for(device: torch.device) -> ModuleType | None:
         from fissile.packed import cpu
 
         return cpu if cpu.can_run() else None
-    if device.type == "cuda":
-        from fissile.packed import gpu
+    from fissile.packed import gpu
 
-        if gpu.can_run(device):
-            from fissile.packed.gpu import launch
+    if not gpu.can_run(device):
+        return None
+    from fissile.packed.gpu import launch
 
-            return launch
-    return None
+    return launch
 
 
 def _partitioned(

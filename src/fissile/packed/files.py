@@ -166,10 +166,8 @@ def for_file(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
             f"{cells:,} places have too few weights for a file of layout inline; "
             'pack the model with layout="plane"'
         )
-    values = settled(layers)
-    if values is None:
-        values = alive
-        kept[PATTERN] = to_bytes(stream_of(layers))
+    if (values := settled(layers)) is None:
+        values, kept[PATTERN] = alive, to_bytes(stream_of(layers))
     return kept | {f"{name}.weight": weight for name, weight in values.items()}
 
 
@@ -179,18 +177,15 @@ def from_file(
     """Put packed layers in place of empty expanded ones, and return the tensors they need."""
     entries = {name: e for name, e in recipe["layers"].items() if "layout" in e}
     inline = {name: e for name, e in entries.items() if e["layout"] == "inline"}
-    found = {key: tensor for key, tensor in tensors.items() if key != PATTERN}
-    carriers = [
-        Carrier(_living_in(found, name), owner_bits(e.get("alpha", 1)))
-        for name, e in inline.items()
-    ]
+    kept = {key: tensor for key, tensor in tensors.items() if key != PATTERN}
+    bits = {name: owner_bits(e.get("alpha", 1)) for name, e in inline.items()}
+    carriers = [Carrier(_living_in(kept, name), count) for name, count in bits.items()]
     reader = Reader(carriers)
-    if PATTERN in tensors:
-        pattern = tensors[PATTERN]
+    if (pattern := tensors.get(PATTERN)) is not None:
         if pattern.dtype is not torch.uint8 or pattern.ndim != 1:
             raise FileError(f"{PATTERN} is no row of bytes")
         reader = Reader([], from_bytes(pattern, 8 * len(pattern)))
-    room = places_for(one.weight for one in carriers)
+    room = places_for(layer.weight for layer in carriers)
     for name, entry in entries.items():
         layer = model.get_submodule(name)
         assert isinstance(layer, SparseLayer)
@@ -203,11 +198,11 @@ def from_file(
             room -= rows * columns
             if room < 0:
                 raise FileError(f"{name!r} has {rows} × {columns} places for too few weights")
-            _restore(found, name, layer, entry, reader)
-        new = _packed_from(found, name, layer, entry)
+            _restore(kept, name, layer, entry, reader)
+        new = _packed_from(kept, name, layer, entry)
         new.pair = layer.pair
         model.set_submodule(name, new)
-    return found
+    return kept
 
 
 def check_layouts(recipe: Mapping[str, Any]) -> None:
@@ -248,20 +243,19 @@ def ties_in(model: nn.Module) -> list[list[str]]:
 def tie(model: nn.Module, ties: list[list[str]]) -> None:
     """Let parameters be one again that a file holds under each of their names, all the same."""
     for first, *others in ties:
-        one = model.get_parameter(first)
+        shared = model.get_parameter(first)
         for name in others:
-            if not _same(one, model.get_parameter(name)):
+            if not _same_bits(shared, model.get_parameter(name)):
                 raise FileError(f"{first} and {name} are one in the model and two in the file")
             owner, _, key = name.rpartition(".")
-            setattr(model.get_submodule(owner), key, one)
+            setattr(model.get_submodule(owner), key, shared)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Compare bit by bit: NaN, too, is what it was."""
-    if one.dtype is not other.dtype or one.shape != other.shape:
+def _same_bits(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors are the same bit by bit: NaN, too, is what it was."""
+    if x.dtype is not y.dtype or x.shape != y.shape:
         return False
-    bits = [tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in (one, other)]
-    return torch.equal(*bits)
+    return torch.equal(*(t.detach().contiguous().flatten().view(torch.uint8) for t in (x, y)))
 
 
 def places_for(weights: Iterable[Tensor]) -> int:
@@ -278,12 +272,9 @@ def _living_in(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def _restore(
-    tensors: dict[str, Tensor],
-    name: str,
-    layer: SparseLayer,
-    entry: Mapping[str, Any],
+    tensors: dict[str, Tensor], name: str, layer: SparseLayer, entry: Mapping[str, Any],
     reader: Reader,
-) -> None:
+) -> None:  # fmt: skip
     """Put the weights of an inline layer where the stream says they go."""
     values = tensors[f"{name}.weight"]
     rows, columns = layer.rows(layer.weight).shape
@@ -340,15 +331,13 @@ def dense_sizes(recipe: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     >>> dense_sizes(recipe_of(expand(MLP([32, 8, 1]), 2)))
     {'layers.0': (32, 8), 'layers.2': (8, 1)}
     """
-    layers = recipe["layers"]
-    sizes = {
-        name: (entry["inputs"], entry["outputs"] // entry["alpha"])
-        for name, entry in layers.items()
-        if "alpha" in entry
-    }
-    for second, alpha in _copies(recipe).items():
-        sizes[second] = layers[second]["inputs"] // alpha, layers[second]["outputs"]
-    return {name: sizes[name] for name in layers if name in sizes}
+    copies, sizes = _copies(recipe), dict[str, tuple[int, int]]()
+    for name, entry in recipe["layers"].items():
+        if name in copies:
+            sizes[name] = entry["inputs"] // copies[name], entry["outputs"]
+        elif "alpha" in entry:
+            sizes[name] = entry["inputs"], entry["outputs"] // entry["alpha"]
+    return sizes
 
 
 def dense_bytes(
@@ -376,9 +365,9 @@ def dense_bytes(
 
 def _copies(recipe: Mapping[str, Any]) -> dict[str, int]:
     """Return how many copies of a neuron the second layers of all pairs read."""
-    layers, found = recipe["layers"], {}
+    layers, copies = recipe["layers"], {}
     for pair in read_pairs(recipe) or ():
         alphas = {layers[name].get("alpha") for name in pair.firsts if name in layers}
         if len(alphas) == 1 and None not in alphas and pair.second in layers:
-            found[pair.second] = alphas.pop()
-    return found
+            copies[pair.second] = alphas.pop()
+    return copies

@@ -56,12 +56,9 @@ def refuse_overflow(name: str, before: Tensor, after: Tensor) -> None:
 
 
 def pack_partitioned(
-    weight: Float[Tensor, "parents inputs"],
-    owner: Int[Tensor, "parents inputs"],
-    alpha: int,
-    dtype: torch.dtype,
-    layout: Layout,
-) -> tuple[Float[Tensor, "parents inputs"], Int[Tensor, "bits parents bytes"] | None]:
+    weight: Float[Tensor, "parents inputs"], owner: Int[Tensor, "parents inputs"], alpha: int,
+    dtype: torch.dtype, layout: Layout,
+) -> tuple[Float[Tensor, "parents inputs"], Int[Tensor, "bits parents bytes"] | None]:  # fmt: skip
     """Return a partitioned layer's weight with its owners in the lowest bits, or their planes."""
     bits = owner_bits(alpha)
     there, low = owner >= 0, owner.clamp(min=0).int()
@@ -146,10 +143,8 @@ def partitioned_misfit(
     """Return why :func:`pack_partitioned` cannot have made these tensors; None if it can."""
     if weight.dtype not in MANTISSA or weight.shape != shape:
         return f"the weight is not a matrix of {shape} packed numbers"
-    if wrong := _bias_misfit(bias, alpha * shape[0], weight.dtype):
+    if wrong := _numbers_misfit(weight, bias, alpha * shape[0]):
         return wrong
-    if not bool(weight.isfinite().all()):
-        return "a weight is not finite"
     if planes is None:
         if wrong := _too_many(owner_bits(alpha), weight.dtype):
             return wrong
@@ -173,23 +168,21 @@ def masked_misfit(
         return f"groups of {group} do not go into {shape[1]} columns"
     if weight.dtype not in MANTISSA or weight.ndim != 1:
         return "the weight is not a row of packed numbers"
-    if wrong := _bias_misfit(bias, shape[0], weight.dtype):
+    if wrong := _numbers_misfit(weight, bias, shape[0]):
         return wrong
-    if not bool(weight.isfinite().all()):
-        return "a weight is not finite"
     groups = shape[1] // group
     if live.dtype is not torch.uint8 or live.shape != (shape[0], -(-groups // 8)):
         return "live is not a bitmap of its groups"
     stored = from_bytes(live, groups)
-    if int(stored.count_nonzero()) * group != len(weight):
-        return f"live marks {int(stored.count_nonzero())} groups, which the weight does not hold"
+    if (count := int(stored.count_nonzero())) * group != len(weight):
+        return f"live marks {count} groups, which the weight does not hold"
     return None if torch.equal(to_bytes(stored), live) else "live marks groups beyond the last"
 
 
-def _bias_misfit(bias: Tensor | None, outputs: int, dtype: torch.dtype) -> str | None:
-    if bias is None or (bias.shape == (outputs,) and bias.dtype is dtype):
-        return None
-    return f"the bias is not a row of {outputs} numbers of {dtype}"
+def _numbers_misfit(weight: Tensor, bias: Tensor | None, outputs: int) -> str | None:
+    if bias is not None and (bias.shape != (outputs,) or bias.dtype is not weight.dtype):
+        return f"the bias is not a row of {outputs} numbers of {weight.dtype}"
+    return None if bool(weight.isfinite().all()) else "a weight is not finite"
 
 
 def _too_many(bits: int, dtype: torch.dtype) -> str | None:

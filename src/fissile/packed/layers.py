@@ -50,15 +50,17 @@ class Packed(InferenceOnly, SparseLayer):
     #: How many of each weight's lowest bits name its owner.
     owner_bits = 0
 
-    @abstractmethod
-    def _shape_as(self, like: Any) -> None:
-        """Take over what an expanded layer is besides its tensors."""
-
-    def _store(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, like: SparseLayer, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._shape_as(like)
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         cast = None if bias is None else bias.detach().to(weight.dtype)
         self.register_parameter("bias", None if cast is None else nn.Parameter(cast, False))
         self.training = False
+
+    @abstractmethod
+    def _shape_as(self, like: Any) -> None:
+        """Take over what an expanded layer is besides its tensors."""
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
@@ -67,10 +69,7 @@ class Packed(InferenceOnly, SparseLayer):
 
     def misfit(self) -> str | None:
         """Return what is wrong with the tensors; None if packing could have made them."""
-        return self._misfit_of(self._tensors())
-
-    def _tensors(self) -> dict[str, Any]:
-        return {**self._parameters, **self._buffers}
+        return self._misfit_of({**self._parameters, **self._buffers})
 
     @abstractmethod
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None: ...
@@ -93,7 +92,7 @@ class Packed(InferenceOnly, SparseLayer):
         new = state_dict.get(key)
         if new is not None and new.dtype is not dtype and new.dtype in MANTISSA:
             state_dict[key] = recast(new, self.owner_bits, dtype)  # a plain cast loses the owners
-        mine = self._tensors()
+        mine = {**self._parameters, **self._buffers}
         parts = mine | {k: state_dict[prefix + k] for k in mine if prefix + k in state_dict}
         if wrong := self._hinders(mine, parts, local_metadata.get("assign_to_params_buffers")):
             error_msgs.append(f"{prefix.removesuffix('.')}: {wrong}")
@@ -135,11 +134,9 @@ class PackedPartitioned(Packed):
         planes: Int[Tensor, "bits parents bytes"] | None, alpha: int,
         bias: Float[Tensor, " children"] | None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self._shape_as(like)
+        super().__init__(like, weight, bias)
         self.alpha, self.layout = alpha, "inline" if planes is None else "plane"
         self.owner_bits = owner_bits(alpha) if planes is None else 0
-        self._store(weight, bias)
         self.register_buffer("planes", planes)
 
     def owner(self) -> Int[Tensor, "parents inputs"]:
@@ -156,9 +153,8 @@ class PackedPartitioned(Packed):
 
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None:
         shape = self.outputs // self.alpha, self.matrix_shape[1]
-        return partitioned_misfit(
-            parts["weight"], parts["planes"], parts["bias"], self.alpha, shape
-        )
+        tensors = parts["weight"], parts["planes"], parts["bias"]
+        return partitioned_misfit(*tensors, self.alpha, shape)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}, {super().extra_repr()}"
@@ -176,10 +172,8 @@ class PackedMasked(Packed):
         live: Int[Tensor, "outputs bytes"], group: int, bias: Float[Tensor, " outputs"] | None,
         layout: Layout = "inline",
     ) -> None:  # fmt: skip
-        super().__init__()
-        self._shape_as(like)
+        super().__init__(like, weight, bias)
         self.group, self.layout = group, layout
-        self._store(weight, bias)
         self.register_buffer("live", live)
         self.register_buffer("start", group_starts(live, self.groups), persistent=False)
 
@@ -202,9 +196,8 @@ class PackedMasked(Packed):
         return exists(self.dense_weight())
 
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None:
-        return masked_misfit(
-            parts["weight"], parts["live"], parts["bias"], self.group, self.matrix_shape
-        )
+        tensors = parts["weight"], parts["live"], parts["bias"]
+        return masked_misfit(*tensors, self.group, self.matrix_shape)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
@@ -255,6 +248,8 @@ class PackedMaskedLinear(PackedMasked, PackedLinear):
 
 
 class _PackedConv2d(Packed, SparseConv2d):
+    """What the packed convolutions share."""
+
     def _shape_as(self, like: Any) -> None:
         self.in_channels, self.out_channels = like.inputs, like.outputs
         self.kernel_size, self.geometry = like.kernel_size, like.geometry

@@ -48,8 +48,7 @@ class Block:
             rows = x.numel() // self.first.in_features
             if 1 <= rows <= most:
                 return call(x, rows)
-        found: Tensor = self.second(self.first.activated(x, self.activation))
-        return found
+        return self.second.activated(self.first.activated(x, self.activation), "none")
 
     def _prepare(self) -> _Ready:
         """Return what is ready for the tensors there are now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import timeit
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -81,11 +82,7 @@ def module(model: nn.Module) -> Rival:
 
 
 def layer_rivals(
-    layer: SparseLinear,
-    before: tuple[int, int] | None,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
+    layer: SparseLinear, before: tuple[int, int] | None, *, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Rival]:
     """Return a layer as it was before the split (inputs, outputs), written out, and packed."""
     how: dict[str, Any] = {"dtype": dtype, "device": device}
@@ -136,20 +133,14 @@ def _first_line(error: BaseException) -> str:
 def _in_turns(calls: Mapping[str, Callable[[], Tensor]], seconds: float) -> dict[str, Timing]:
     """Time calls round by round, for about ``seconds`` in all and at least one round."""
     begin = time.perf_counter()
-    loops = {name: math.ceil(_LEAST / _once(call, 1)) for name, call in calls.items()}
+    timers = [timeit.Timer(call) for call in calls.values()]
+    loops = [math.ceil(_LEAST / timer.timeit(1)) for timer in timers]
     rounds: list[list[float]] = []
     while True:
-        rounds.append([_once(call, loops[name]) for name, call in calls.items()])
+        rounds.append([t.timeit(count) / count for t, count in zip(timers, loops, strict=True)])
         if time.perf_counter() - begin > (seconds if len(rounds) >= 3 else _LONG):
             quartiles = np.quantile(rounds, (0.5, 0.25, 0.75), axis=0).T.tolist()
             return {name: Timing(*times) for name, times in zip(calls, quartiles, strict=True)}
-
-
-def _once(call: Callable[[], Tensor], loops: int) -> float:
-    begin = time.perf_counter()
-    for _ in range(loops):
-        call()
-    return (time.perf_counter() - begin) / loops
 
 
 def _on_gpu(calls: Mapping[str, Callable[[], Tensor]], seconds: float) -> dict[str, Timing]:

@@ -64,11 +64,7 @@ def can(stack: Stack) -> bool:
 
 
 def run(
-    stacks: Sequence[Stack],
-    until: int,
-    record: Record,
-    parts: list[Stack],
-    stop: threading.Event,
+    stacks: Sequence[Stack], until: int, record: Record, parts: list[Stack], stop: threading.Event
 ) -> None:
     """Train stacks up to an epoch on all cores and put them into ``parts``.
 

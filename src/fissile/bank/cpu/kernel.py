@@ -70,18 +70,9 @@ class _Task(NamedTuple):
 
 
 def train_networks(
-    architecture: Architecture,
-    wiring: Wiring,
-    state: tuple[Array, ...],
-    steps: Array,
-    rows: Array,
-    seeds: Array,
-    epochs: range,
-    train: Samples,
-    test: Samples,
-    hyper: Hyper,
-    batch: int,
-) -> Trained:
+    architecture: Architecture, wiring: Wiring, state: tuple[Array, ...], steps: Array, rows: Array,
+    seeds: Array, epochs: range, train: Samples, test: Samples, hyper: Hyper, batch: int,
+) -> Trained:  # fmt: skip
     """Train some networks of a stack in place, one after the other, in one compiled call.
 
     ``state`` holds the flat rows of all networks, then Adam's first and second moments; ``steps``
@@ -374,15 +365,9 @@ def _accuracy(net: _Net, b: Array, w: Array, test: Samples, scratch: Scratch) ->
 
 @inner
 def _train(
-    net: _Net,
-    state: tuple[Array, ...],
-    step: int,
-    keys: Array,
-    task: _Task,
-    hyper: Hyper,
-    scratch: Scratch,
-    curves: Array,
-) -> tuple[int, int]:
+    net: _Net, state: tuple[Array, ...], step: int, keys: Array, task: _Task, hyper: Hyper,
+    scratch: Scratch, curves: Array,
+) -> tuple[int, int]:  # fmt: skip
     """Train for as many epochs as there are keys; stop at the last one that is finite."""
     theta, m, v = state
     samples, kept, done, neurons = len(task.train.x), scratch.kept, step, len(scratch.delta)
@@ -417,18 +402,9 @@ def _train(
 
 @compiled
 def _train_rows(
-    layers: Architecture,
-    ptr: Array,
-    col: Array,
-    state: tuple[Array, ...],
-    steps: Array,
-    rows: Array,
-    keys: Array,
-    task: _Task,
-    hyper: Hyper,
-    scratch: Scratch,
-    curves: Array,
-) -> Array:
+    layers: Architecture, ptr: Array, col: Array, state: tuple[Array, ...], steps: Array,
+    rows: Array, keys: Array, task: _Task, hyper: Hyper, scratch: Scratch, curves: Array,
+) -> Array:  # fmt: skip
     """Train networks one after the other; return how many epochs each has finished."""
     finished = np.empty(len(rows), np.int64)
     theta, m, v = state

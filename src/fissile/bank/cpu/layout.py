@@ -29,13 +29,9 @@ class Architecture(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        sizes: Sequence[int],
-        relu: Sequence[bool],
-        biased: Sequence[bool],
-        first: int = 0,
+        cls, sizes: Sequence[int], relu: Sequence[bool], biased: Sequence[bool], first: int = 0,
         norm: Sequence[float] | None = None,
-    ) -> Architecture:
+    ) -> Architecture:  # fmt: skip
         """Take anything that numpy understands."""
         eps = np.array(norm or [0.0] * len(relu))
         return cls(np.array(sizes), np.array(relu), np.array(biased), first, eps)

@@ -132,15 +132,9 @@ def loss_and_gradient(
 
 @inner
 def normalize(
-    neurons: Array,
-    scale: Array,
-    shift: Array,
-    eps: float,
-    relu: bool,
-    hat: Array,
-    inverse: Array,
+    neurons: Array, scale: Array, shift: Array, eps: float, relu: bool, hat: Array, inverse: Array,
     mean: Array,
-) -> None:
+) -> None:  # fmt: skip
     """Bring neurons [neurons, LANES] to mean 0 and deviation 1 in place; scale, shift and cut them.
 
     What is between, and one over the deviation, stay in ``hat`` and ``inverse`` for the way back.
@@ -165,15 +159,9 @@ def normalize(
 
 @inner
 def add_normalized(
-    delta: Array,
-    scale: Array,
-    hat: Array,
-    inverse: Array,
-    grad_scale: Array,
-    grad_shift: Array,
-    first: Array,
-    second: Array,
-) -> None:
+    delta: Array, scale: Array, hat: Array, inverse: Array, grad_scale: Array, grad_shift: Array,
+    first: Array, second: Array,
+) -> None:  # fmt: skip
     """Add the gradients of scales and shifts, and pass ``delta`` back through the norm in place."""
     real = delta.dtype.type
     share = real(1 / len(delta))

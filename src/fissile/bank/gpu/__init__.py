@@ -100,14 +100,9 @@ def fits(hidden: int, inputs: int, outputs: int) -> bool:
 
 
 def train(
-    networks: Networks,
-    data: DataSets,
-    keys: Tensor,
-    *,
-    batch: int = 64,
-    chunk: int | None = None,
+    networks: Networks, data: DataSets, keys: Tensor, *, batch: int = 64, chunk: int | None = None,
     num_warps: int | None = None,
-) -> Curves:
+) -> Curves:  # fmt: skip
     """Train every network of a stack for some epochs, in place, in one launch.
 
     A network whose loss or parameters stop being finite is left as it was after its last finished
@@ -217,12 +212,9 @@ def together(stacks: Sequence[Stack]) -> list[list[Stack]]:
 
 
 def run(
-    stacks: Sequence[Stack],
-    until: int,
-    on_epochs: OnEpochs,
-    device: torch.device,
+    stacks: Sequence[Stack], until: int, on_epochs: OnEpochs, device: torch.device,
     stop: threading.Event | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Train stacks that go together; an interruption leaves them at the last recorded epoch."""
     for stack in stacks:
         stack.to(device)

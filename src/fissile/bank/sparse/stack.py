@@ -42,14 +42,9 @@ class SparseStack:
     """
 
     def __init__(
-        self,
-        plans: Sequence[Plan],
-        seeds: Sequence[int],
-        inputs: int,
-        outputs: int,
-        steps: int,
+        self, plans: Sequence[Plan], seeds: Sequence[int], inputs: int, outputs: int, steps: int,
         device: torch.device,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.plans, self.plan = tuple(plans), plans[0]
         self.networks, self.inputs, self.outputs = len(plans) * len(seeds), inputs, outputs
         self.seeds = torch.tensor(list(seeds), device=device)
@@ -154,11 +149,9 @@ class SparseStack:
 
     @torch.no_grad()
     def train(
-        self,
-        x: Float[Tensor, "seeds batch inputs"],
-        targets: Float[Tensor, "seeds outputs batch"],
+        self, x: Float[Tensor, "seeds batch inputs"], targets: Float[Tensor, "seeds outputs batch"],
         weights: Float[Tensor, "seeds batch"] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Make a step on a batch of every seed, whose samples may count differently."""
         found, said = self.logits(x)
         off = logit_gradient(found, targets, self.smooth)
@@ -289,11 +282,9 @@ def effective(masks: Masks) -> Masks:
 
 
 def within(
-    scores: Mapping[str, Float[Tensor, "networks rows columns"]],
-    room: Int[Tensor, " networks"],
-    *,
+    scores: Mapping[str, Float[Tensor, "networks rows columns"]], room: Int[Tensor, " networks"], *,
     bias: bool,
-) -> Masks:
+) -> Masks:  # fmt: skip
     """Keep what scores highest, over all layers together, as much as there is room for.
 
     A neuron's bias takes room while it is alive, and its weights go with it when it is not; so what
@@ -329,11 +320,9 @@ def _above(keys: Mapping[str, Tensor], threshold: Int[Tensor, " networks"]) -> M
 
 
 def sown(
-    noise: Mapping[str, Float[Tensor, "networks rows columns"]],
-    room: Int[Tensor, " networks"],
-    *,
+    noise: Mapping[str, Float[Tensor, "networks rows columns"]], room: Int[Tensor, " networks"], *,
     erdos_renyi: bool,
-) -> Masks:
+) -> Masks:  # fmt: skip
     """Draw masks of exactly ``room`` weights, shared among the layers by a rule.
 
     Uniform gives every layer the same density; Erdos and Renyi's rule gives it weights in
@@ -375,10 +364,7 @@ class SparseNet(nn.Module):
     direct: MaskedLinear | None
 
     def __init__(
-        self,
-        hidden: MaskedLinear | None,
-        second: MaskedLinear | None,
-        direct: MaskedLinear | None,
+        self, hidden: MaskedLinear | None, second: MaskedLinear | None, direct: MaskedLinear | None
     ) -> None:
         super().__init__()
         self.hidden, self.second, self.direct = hidden, second, direct

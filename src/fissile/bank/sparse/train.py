@@ -94,13 +94,9 @@ def train(
 
 
 def _check(
-    plans: Sequence[Plan],
-    seeds: Sequence[int],
-    x: Tensor,
-    y: Tensor,
-    outputs: int,
+    plans: Sequence[Plan], seeds: Sequence[int], x: Tensor, y: Tensor, outputs: int,
     weights: Tensor | None,
-) -> None:
+) -> None:  # fmt: skip
     """Refuse what cannot be trained."""
     if not plans or not seeds:
         raise FissileError("there is nothing to train: give at least one plan and one seed")

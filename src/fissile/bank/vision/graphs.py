@@ -405,12 +405,9 @@ class Graphs:
         return self._steps(job, step, graphs, stream)
 
     def _steps(
-        self,
-        job: Job,
-        step: Step,
-        graphs: dict[int, torch.cuda.CUDAGraph],
+        self, job: Job, step: Step, graphs: dict[int, torch.cuda.CUDAGraph],
         stream: torch.cuda.Stream,
-    ) -> Iterator[None]:
+    ) -> Iterator[None]:  # fmt: skip
         sizes = batch_sizes(len(self.data.y), self.recipe.batch)
         while not job.done:
             with torch.cuda.stream(stream):

@@ -138,14 +138,9 @@ def train(
 
 
 def _engine(
-    data: Images,
-    recipe: Recipe,
-    device: torch.device,
-    precision: str,
-    together: int,
-    *,
+    data: Images, recipe: Recipe, device: torch.device, precision: str, together: int, *,
     mirror: bool,
-) -> Loop | Graphs:
+) -> Loop | Graphs:  # fmt: skip
     if precision not in ("auto", "float32", "bfloat16"):
         raise FissileError(f"unknown precision {precision!r}; use auto, float32 or bfloat16")
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
@@ -159,13 +154,9 @@ def _engine(
 
 
 def _check(
-    networks: Sequence[Network],
-    data: Images,
-    arms: Mapping[str, Arm],
-    recipe: Recipe,
-    warm_up: int,
-    fine_tune: int,
-) -> None:
+    networks: Sequence[Network], data: Images, arms: Mapping[str, Arm], recipe: Recipe,
+    warm_up: int, fine_tune: int,
+) -> None:  # fmt: skip
     """Refuse what would fail in the middle of the training, before it begins."""
     whole("warm_up", warm_up, least=0)
     whole("fine_tune", fine_tune, least=0)
