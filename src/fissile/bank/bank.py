@@ -180,8 +180,7 @@ class Bank:
                 engines.run(self._stacks, until, self.device, self.engine, record, stop)
             finally:
                 self._stacks = _merged(self._stacks)
-                lost = [number for number in self.diverged if number not in before]
-                if lost:
+                if lost := [number for number in self.diverged if number not in before]:
                     names = ", ".join(map(str, lost[:10])) + (", ..." if lost[10:] else "")
                     _log.warning(
                         "%d of %d networks diverged and were frozen at their last finite epoch: %s",
@@ -229,11 +228,10 @@ class Bank:
             )
         stacks = []
         for stack in self._stacks:
-            rows = [row for row, number in enumerate(stack.members.tolist()) if number in place]
-            if rows:
-                part = stack.select(rows)
-                part.members = torch.tensor([place[number] for number in part.members.tolist()])
-                stacks.append(part)
+            members = stack.members.tolist()
+            if rows := [row for row, number in enumerate(members) if number in place]:
+                stacks.append(stack.select(rows))
+                stacks[-1].members = torch.tensor([place[members[row]] for row in rows])
         return self._like([self.members[number] for number in numbers], stacks)
 
     def _like(self, members: list[Member], stacks: list[Stack]) -> Bank:
@@ -282,12 +280,12 @@ class Bank:
 
         >>> bank.measure(lambda group: fissile.measure.cosine(group.w1))
         """
-        results: list[Tensor | None] = [None] * len(self)
+        results: dict[int, Tensor] = {}
         for stack in self._stacks:
             values = function(self._group(stack))
             for member, value in zip(stack.members.tolist(), values, strict=True):
                 results[member] = value.cpu()
-        return torch.stack([value for value in results if value is not None])
+        return torch.stack([results[member] for member in range(len(self))])
 
     def _group(self, stack: Stack) -> Group:
         layers = linear_layers(stack.module)
@@ -320,24 +318,21 @@ class Bank:
         new = Stack.around(stacked_modules([module]).to(self.dtype), [spec], [index])
         new.epoch, new.arm, new.steps = old.epoch, old.arm, old.steps
         if adam is not None:
-            for parameter, given in zip(new.module.parameters(), module.parameters(), strict=True):
+            for parameter, source in zip(new.module.parameters(), module.parameters(), strict=True):
                 state = new.adam.state[parameter]
-                for key, value in adam.state.get(given, {}).items():
-                    if key in state:
-                        state[key] = value.detach().reshape(state[key].shape).to(state[key]).clone()
+                for key in state.keys() & adam.state.get(source, {}).keys():
+                    value = adam.state[source][key].detach()
+                    state[key] = value.reshape(state[key].shape).to(state[key]).clone()
         new.to(next(old.module.parameters()).device)
         rest = [i for i in range(len(old)) if i != row]
         stacks = [stack for stack in self._stacks if stack is not old]
         self._stacks = _merged([*stacks, *([old.select(rest)] if rest else []), new])
 
     def _find(self, index: int) -> tuple[Stack, int]:
-        if not 0 <= index < len(self):
-            raise FissileError(f"there is no network {index}; the bank has {len(self)}")
         for stack in self._stacks:
-            rows = (stack.members == index).nonzero().flatten().tolist()
-            if rows:
-                return stack, rows[0]
-        raise AssertionError(f"network {index} is in no stack")
+            for row in (stack.members == index).nonzero().flatten().tolist():
+                return stack, row
+        raise FissileError(f"there is no network {index}; the bank has {len(self)}")
 
 
 def _check_module(module: nn.Module, spec: Spec, arm: Arm, adam: Adam | None) -> None:

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -37,8 +36,6 @@ _log = logging.getLogger("fissile")
 _CHUNK = 1 << 24
 #: Told a stack and its networks' accuracy and loss, (networks, epochs), after some epochs.
 OnEpochs = Callable[[Stack, Tensor, Tensor], object]
-
-
 #: Takes some networks' accuracies and losses over the epochs they have just finished, a row for
 #: each network, and how many steps that took them all together.
 Record = Callable[[Sequence[int], Sequence[Sequence[float]], Sequence[Sequence[float]], int], None]
@@ -63,6 +60,11 @@ def run(
     stop: threading.Event,
 ) -> None:  # fmt: skip
     """Train all stacks up to an epoch, in place; the list may hold smaller stacks afterwards."""
+
+    def on_epochs(stack: Stack, accuracy: Tensor, loss: Tensor) -> None:
+        steps = -(-len(stack.data[0].x) // stack.batch) * len(stack) * accuracy.shape[1]
+        record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), steps)
+
     fast = [stack for stack in stacks if engine == "auto" and stack.epoch < until]
     if device.type == "cpu":
         _run_pool(stacks, [stack for stack in fast if cpu.can(stack)], until, record, stop)
@@ -73,7 +75,7 @@ def run(
     while jobs:
         (train, group), failed = jobs.pop(0), ""
         try:
-            train(group, until, partial(_pass_on, record), device, stop)
+            train(group, until, on_epochs, device, stop)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -104,17 +106,9 @@ def _without(stacks: list[Stack], gone: list[Stack]) -> list[Stack]:
     return [stack for stack in stacks if all(stack is not other for other in gone)]
 
 
-def _pass_on(record: Record, stack: Stack, accuracy: Tensor, loss: Tensor) -> None:
-    """Record the curves of a stack and count the steps of all its networks."""
-    steps = -(-len(stack.data[0].x) // stack.batch) * len(stack) * accuracy.shape[1]
-    record(stack.members.tolist(), accuracy.tolist(), loss.tolist(), steps)
-
-
 def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error)
-    return "not enough memory" in text or "can't allocate memory" in text
+    said = any(text in str(error) for text in ("not enough memory", "can't allocate memory"))
+    return said or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def _halves(stack: Stack, error: str) -> list[Stack]:
@@ -131,10 +125,8 @@ def _halves(stack: Stack, error: str) -> list[Stack]:
         len(stack), middle, len(stack) - middle,
     )  # fmt: skip
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    rows = torch.arange(len(stack))
-    return [stack.select(rows[:middle]), stack.select(rows[middle:])]
+    torch.cuda.empty_cache()  # does nothing where CUDA was not used
+    return [stack.select(range(middle)), stack.select(range(middle, len(stack)))]
 
 
 # --- batched PyTorch

@@ -158,15 +158,14 @@ class Stack:
 
     def branch(self, arm: Arm, members: Tensor) -> Stack:
         """Return the networks again, as the given arm makes them; these here stay as they are."""
-        new = self.select(torch.arange(len(self)))
+        new = self.select(range(len(self)))
         new.members = members
         if not isinstance(arm, Dense):  # which goes on as it is, moving masks included
             new.arm, new.steps = arm, 0
         module, adam, seeds = new.module, new.adam, new.seeds
         if isinstance(arm, Expand):
-            module = expand(
-                module, arm.alpha, arm.split, seed=seeds, budget=arm.budget, optimizer=adam
-            )
+            how = arm.alpha, arm.split
+            module = expand(module, *how, seed=seeds, budget=arm.budget, optimizer=adam)
         elif isinstance(arm, DropConnect):
             module = dropconnect(module, arm.alpha, seed=seeds, optimizer=adam)
         elif isinstance(arm, Dynamic):
@@ -203,13 +202,12 @@ def fresh_adam(module: nn.Module, networks: int) -> Moments:
 
 def concatenated(stacks: Sequence[Stack]) -> Stack:
     """Join stacks with the same key into one."""
-    first = stacks[0]
     if len(stacks) == 1:
-        return first
+        return stacks[0]
     parts = [stack.tensors() for stack in stacks]
     data, which = joined_data(stacks)
     return replace(
-        first._with({name: torch.cat([part[name] for part in parts]) for name in parts[0]}),
+        stacks[0]._with({name: torch.cat([part[name] for part in parts]) for name in parts[0]}),
         members=torch.cat([stack.members for stack in stacks]),
         seeds=torch.cat([stack.seeds for stack in stacks]),
         hyper={name: torch.cat([stack.hyper[name] for stack in stacks]) for name in HYPER},
@@ -233,8 +231,7 @@ def joined_data(stacks: Sequence[Stack]) -> tuple[tuple[Data, ...], Int[Tensor, 
 # --- layers as plain matrices, which the fast engines work on
 
 
-@dataclass(frozen=True)
-class WideLayer:
+class WideLayer(NamedTuple):
     """One linear layer of every network, and the LayerNorm behind it, as plain matrices."""
 
     #: weight, bias, scale and shift, as far as they exist: the values and Adam's two moments.
@@ -304,10 +301,10 @@ def write(stack: Stack, layers: list[WideLayer]) -> None:
 
 
 def _parameters(layer: nn.Linear | SparseLinear, stage: Stage) -> dict[str, Tensor]:
-    found = {"weight": layer.weight, "bias": layer.bias}
+    parameters = {"weight": layer.weight, "bias": layer.bias}
     if stage.norm is not None:
-        found |= {"scale": stage.norm.weight, "shift": stage.norm.bias}
-    return {name: parameter for name, parameter in found.items() if parameter is not None}
+        parameters |= {"scale": stage.norm.weight, "shift": stage.norm.bias}
+    return {name: parameter for name, parameter in parameters.items() if parameter is not None}
 
 
 def _states(stack: Stack, parameter: Tensor) -> list[Tensor]:

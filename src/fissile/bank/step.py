@@ -33,12 +33,10 @@ def network_losses(
 ) -> Float[Tensor, " networks"]:
     """Return every network's mean cross-entropy: binary for one logit, over classes for several."""
     if logits.shape[-1] == 1:
-        target = y.to(logits.dtype)
-        losses = functional.binary_cross_entropy_with_logits(
-            logits.squeeze(-1), target, reduction="none"
-        )
-        return losses.mean(-1)
-    losses = functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        logits, target = logits.squeeze(-1), y.to(logits.dtype)
+        losses = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    else:
+        losses = functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
     return losses.view(y.shape).mean(-1)
 
 

@@ -144,14 +144,6 @@ def settled(layers: Mapping[str, Packed]) -> dict[str, Tensor] | None:
     return None if values is None else dict(zip(layers, values, strict=True))
 
 
-def settle(model: nn.Module) -> None:
-    """Round a model's weights now to what a file will hold, so that saving changes nothing."""
-    layers = inline_layers(model)
-    for name, values in (settled(layers) or {}).items():
-        weight = layers[name].weight.detach()
-        weight[exists(weight)] = values.to(weight.device)
-
-
 # --- layout 2:4: PyTorch's semi-structured tensors
 
 
@@ -212,7 +204,11 @@ def pack(
     for name, tensor in [*packed.named_parameters(), *packed.named_buffers()]:
         if tensor.is_floating_point() and name in before:
             refuse_overflow(name, before[name], tensor)
-    settle(packed)
+    layers = inline_layers(packed)
+    # Rounded now to what a file will hold, so that saving changes nothing.
+    for name, values in (settled(layers) or {}).items():
+        weight = layers[name].weight.detach()
+        weight[exists(weight)] = values.to(weight.device)
     return for_inference(packed, learns)
 
 
@@ -296,19 +292,16 @@ def _with(model: nn.Module, news: Mapping[str, nn.Module]) -> nn.Module:
         new = news[name]
         if isinstance(new, SparseLayer) and isinstance(layer, SparseLayer):
             new.pair = layer.pair
-        for key, value in marks_of(layer).items():
-            if not hasattr(new, key) and not _is_own(layer, key):
+        classes = type(layer).__mro__[:-1]
+        declared = {key for kind in classes for key in (*vars(kind), *kind.__annotations__)}
+        for key, value in marks_of(layer).items():  # what was added to the instance
+            if not hasattr(new, key) and key not in declared:
                 setattr(new, key, value)
     # A copy that finds a layer in its memo takes what lies there.
     built = copy.deepcopy(model, {id(layer): news[name] for name, layer in olds.items()})
     without_fast_path(built, list(news))
     note(built)
     return built
-
-
-def _is_own(layer: nn.Module, key: str) -> bool:
-    """Return whether an attribute is declared by the layer's class, not added to the instance."""
-    return any(key in (*vars(kind), *kind.__annotations__) for kind in type(layer).__mro__[:-1])
 
 
 def _swap_sequences(

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -95,19 +94,16 @@ def run(
                 record(*future.result())
 
 
-@dataclass
 class _Job:
     """A stack laid out for the kernel."""
 
-    stack: Stack
-    until: int
-    converted: dict[Hashable, Sets]  # the data as the kernel reads it, for all stacks
-
-    def __post_init__(self) -> None:
+    def __init__(self, stack: Stack, until: int, converted: dict[Hashable, Sets]) -> None:
         from fissile.bank.cpu.kernel import Hyper
         from fissile.bank.cpu.layout import Architecture, Wiring
 
-        stack, layers = self.stack, read(self.stack)
+        self.stack, self.until = stack, until
+        self.converted = converted  # the data as the kernel reads it, for all stacks
+        layers = read(stack)
         linears, behind = linear_layers(stack.module), stages(stack.module) or []
         self.architecture = Architecture.of(
             sizes=[linears[0].in_features, *[layer.out_features for layer in linears]],
@@ -140,10 +136,8 @@ class _Job:
         dtype = self.state[0].dtype
         key = (*data.key(), str(dtype))
         if key not in self.converted:
-            self.converted[key] = (
-                Samples.of(np.asarray(data.x, dtype), data.y),
-                Samples.of(np.asarray(data.x_test, dtype), data.y_test),
-            )
+            train = Samples.of(np.asarray(data.x, dtype), data.y)
+            self.converted[key] = train, Samples.of(np.asarray(data.x_test, dtype), data.y_test)
         return self.converted[key]
 
     def blocks(self) -> Iterator[Rows]:
@@ -183,16 +177,11 @@ class _Job:
     def parts(self) -> Iterator[Stack]:
         """Write everything back and yield the stack, cut where networks stopped at other epochs."""
         names = "weight", *self.architecture.vectors
+        layers: list[WideLayer] = []
         states = [zip(*self.wiring.unpack(state), strict=True) for state in self.state]
-        layers = [
-            WideLayer(
-                {
-                    name: list(map(torch.from_numpy, values))
-                    for name, values in zip(names, zip(*layer, strict=True), strict=True)
-                }
-            )
-            for layer in zip(*states, strict=True)
-        ]
+        for layer in zip(*states, strict=True):
+            values = [list(map(torch.from_numpy, state)) for state in zip(*layer, strict=True)]
+            layers.append(WideLayer(dict(zip(names, values, strict=True))))
         write(self.stack, layers)
         for state in self.stack.adam.state.values():
             state["step"].copy_(torch.from_numpy(self.steps))

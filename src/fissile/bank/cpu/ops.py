@@ -18,9 +18,6 @@ _LN2 = math.log(2)
 _TAYLOR = tuple(1 / math.factorial(i) for i in range(13, -1, -1))
 
 
-# --- the order of samples
-
-
 @compiled
 def fill_order(order: Array, outside: Array, keys: Array, low: int, shift: int) -> None:
     """Write the order of an epoch; positions that land beyond the samples are moved on together."""
@@ -46,9 +43,6 @@ def _place(position: Any, keys: Array, low: int, shift: int) -> Any:
         position = np.uint32(np.uint32(position * keys[k, 0]) + keys[k, 1]) & np.uint32(low)
         position = np.uint32(position ^ (position >> np.uint32(shift)))
     return position
-
-
-# --- the loss
 
 
 @inner
@@ -127,9 +121,6 @@ def loss_and_gradient(
     return _loss_of_many(tile, y, count, samples, delta, work)
 
 
-# --- LayerNorm
-
-
 @inner
 def normalize(
     neurons: Array, scale: Array, shift: Array, eps: float, relu: bool, hat: Array, inverse: Array,
@@ -180,9 +171,6 @@ def add_normalized(
     for r in range(len(delta)):
         for k in range(LANES):
             delta[r, k] = inverse[k] * (delta[r, k] - first[k] - hat[r, k] * second[k])
-
-
-# --- Adam
 
 
 @inner

@@ -65,8 +65,6 @@ class SparseStack:
             _check_plan(plan, inputs, outputs)
         self._make()
 
-    # --- first weights
-
     def _make(self) -> None:
         d, h, c = self.inputs, self.plan.hidden, self.outputs
         self.weights: dict[str, Tensor] = {}
@@ -78,13 +76,16 @@ class SparseStack:
         if self.plan.direct:
             self.weights["direct"] = torch.zeros(self.networks, c, d, device=self.device)
         self.weights["out"] = torch.zeros(self.networks, c, device=self.device)
-        matrices = {name: one for name, one in self.weights.items() if one.ndim == 3}
-        self.masks = {name: torch.ones_like(w, dtype=torch.bool) for name, w in matrices.items()}
+        self.masks = {
+            name: torch.ones_like(weight, dtype=torch.bool)
+            for name, weight in self.weights.items()
+            if weight.ndim == 3
+        }
         self._sow("uniform")
         self._sow("erdos-renyi")
         self.moments = {
-            name: AdamMoments(torch.zeros_like(one), torch.zeros_like(one))
-            for name, one in self.weights.items()
+            name: AdamMoments(torch.zeros_like(weight), torch.zeros_like(weight))
+            for name, weight in self.weights.items()
         }
         self.hear()
 
@@ -110,8 +111,8 @@ class SparseStack:
 
     def each(self, value: Callable[[Plan], float]) -> Float[Tensor, " networks"]:
         """Return a number of every plan, for every network."""
-        found = torch.tensor([float(value(plan)) for plan in self.plans], device=self.device)
-        return found.repeat(len(self.seeds))
+        values = torch.tensor([float(value(plan)) for plan in self.plans], device=self.device)
+        return values.repeat(len(self.seeds))
 
     def noise(self, stream: int, *shape: int) -> Float[Tensor, "networks ..."]:
         """Draw uniform numbers below 1, the same for all plans of a seed."""
@@ -121,31 +122,26 @@ class SparseStack:
     def _drawn(self, stream: int, *shape: int) -> Float[Tensor, "networks ..."]:
         return 2 * self.noise(stream, *shape) - 1
 
-    # --- a step
-
     def logits(
         self, x: Float[Tensor, "seeds samples inputs"]
     ) -> tuple[Float[Tensor, "networks outputs samples"], Tensor | None]:
-        """Return logits, and what the hidden layer says; samples may be shared by all seeds."""
-        found, said = self.weights["out"].unsqueeze(-1), None
+        """Return logits, and the hidden activations; samples may be shared by all seeds."""
+        logits, hidden = self.weights["out"].unsqueeze(-1), None
         if "first" in self.weights:
-            said = self._seen(self.weights["first"], x, self.weights.get("bias"))
-            said = said.relu() if self.plan.activation == "relu" else said
-            found = torch.baddbmm(found, self.weights["second"], said)
+            hidden = self._linear(self.weights["first"], x, self.weights.get("bias"))
+            hidden = hidden.relu() if self.plan.activation == "relu" else hidden
+            logits = torch.baddbmm(logits, self.weights["second"], hidden)
         if "direct" in self.weights:
-            found = found + self._seen(self.weights["direct"], x)
-        return found, said
+            logits = logits + self._linear(self.weights["direct"], x)
+        return logits, hidden
 
-    def _seen(
+    def _linear(
         self, weight: Tensor, x: Tensor, bias: Tensor | None = None
     ) -> Float[Tensor, "networks rows samples"]:
         """Multiply weights with samples, all networks of a seed at once."""
         wide = weight.reshape(len(x), -1, self.inputs)
-        if bias is None:
-            found = wide @ x.mT
-        else:
-            found = torch.baddbmm(bias.reshape(len(x), -1, 1), wide, x.mT)
-        return found.view(self.networks, weight.shape[1], -1)
+        y = wide @ x.mT if bias is None else torch.baddbmm(bias.reshape(len(x), -1, 1), wide, x.mT)
+        return y.view(self.networks, weight.shape[1], -1)
 
     @torch.no_grad()
     def train(
@@ -153,16 +149,16 @@ class SparseStack:
         weights: Float[Tensor, "seeds batch"] | None = None,
     ) -> None:  # fmt: skip
         """Make a step on a batch of every seed, whose samples may count differently."""
-        found, said = self.logits(x)
-        off = logit_gradient(found, targets, self.smooth)
+        logits, hidden = self.logits(x)
+        off = logit_gradient(logits, targets, self.smooth)
         if weights is not None:
             off = off * weights.repeat_interleave(len(self.plans), 0).unsqueeze(1)
         gradients = {"out": off.sum(-1)}
-        if said is not None:
-            gradients["second"] = off @ said.mT
+        if hidden is not None:
+            gradients["second"] = off @ hidden.mT
             back = self.weights["second"].mT @ off
             if self.plan.activation == "relu":
-                back = torch.ops.aten.threshold_backward(back, said, 0)
+                back = torch.ops.aten.threshold_backward(back, hidden, 0)
             if self.plan.bias:
                 gradients["bias"] = back.sum(-1)
             gradients["first"] = self._gathered(back, x)
@@ -174,7 +170,7 @@ class SparseStack:
         return (error.reshape(len(x), -1, x.shape[1]) @ x).view(self.networks, -1, self.inputs)
 
     def _update(self, gradients: dict[str, Tensor]) -> None:
-        lr, unbias = (one.index_select(0, self.step)[0] for one in (self.rates, self.unbias))
+        lr, unbias = (table.index_select(0, self.step)[0] for table in (self.rates, self.unbias))
         self.step += 1
         step = None if self.step.is_cuda else self.step.float()
         for name, weight in self.weights.items():
@@ -186,8 +182,6 @@ class SparseStack:
         for name, heard in self.gradients.items():
             heard.copy_(gradients[name])
 
-    # --- what happens on the way
-
     def put(self, masks: dict[str, Tensor]) -> None:
         """Take other masks; whatever comes or goes is zero, and so are its moments."""
         for name, mask in masks.items():
@@ -196,19 +190,16 @@ class SparseStack:
             for tensor in (self.weights[name], *self.moments[name]):
                 tensor.masked_fill_(moved, 0)
 
-    # --- what came of it
-
     @torch.no_grad()
     def accuracy(
         self, x: Float[Tensor, "samples inputs"], y: Int[Tensor, " samples"]
     ) -> Float[Tensor, "seeds plans"]:
         """Return every network's share of right answers."""
-        widest = max(one.shape[1] for one in self.weights.values())
-        part = max(1, (1 << 27) // (self.networks * widest))
+        widest = max(weight.shape[1] for weight in self.weights.values())
+        size = max(1, (1 << 27) // (self.networks * widest))
         right = torch.zeros(self.networks, dtype=torch.long, device=self.device)
-        for begin in range(0, len(x), part):
-            some = x[begin : begin + part].unsqueeze(0)
-            right += (guess(self.logits(some)[0], 1) == y[begin : begin + part]).sum(-1)
+        for part, labels in zip(x.split(size), y.split(size), strict=True):
+            right += (guess(self.logits(part.unsqueeze(0))[0], 1) == labels).sum(-1)
         return (right.double() / len(x)).view(len(self.seeds), -1)
 
     def nonzeros(self) -> Int[Tensor, "seeds plans"]:
@@ -217,16 +208,14 @@ class SparseStack:
         Pruned networks count only live neurons; others count all.
         """
         counts = [mask.sum((-2, -1)) for mask in self.masks.values()]
-        found = torch.stack(counts).sum(0) + self.outputs
         if self.plan.bias:
-            neurons = alive(self.masks) | ~self.pruned.unsqueeze(-1)
-            found = found + neurons.sum(-1)
-        return found.view(len(self.seeds), -1)
+            counts.append((alive(self.masks) | ~self.pruned.unsqueeze(-1)).sum(-1))
+        return (torch.stack(counts).sum(0) + self.outputs).view(len(self.seeds), -1)
 
     @torch.no_grad()
     def finite(self) -> Bool[Tensor, "seeds plans"]:
         """Return which networks have not diverged."""
-        sound = [torch.isfinite(one).flatten(1).all(1) for one in self.weights.values()]
+        sound = [torch.isfinite(weight).flatten(1).all(1) for weight in self.weights.values()]
         return torch.stack(sound).all(0).view(len(self.seeds), -1)
 
 
@@ -269,16 +258,19 @@ def alive(masks: Mapping[str, Tensor]) -> Bool[Tensor, "networks hidden"]:
     return masks["first"].any(-1) & masks["second"].any(-2)
 
 
+def places_alive(masks: Masks) -> dict[str, Tensor]:
+    """Return, for every layer, which places belong to neurons that are alive."""
+    places = {name: torch.ones_like(mask) for name, mask in masks.items()}
+    if "first" in masks:
+        on = alive(masks)
+        places |= {"first": on.unsqueeze(-1), "second": on.unsqueeze(-2)}
+    return places
+
+
 def effective(masks: Masks) -> Masks:
     """Remove the weights of neurons that see nothing or that nobody sees."""
-    if "first" not in masks:
-        return masks
-    on = alive(masks)
-    kept = {
-        "first": masks["first"] & on.unsqueeze(-1),
-        "second": masks["second"] & on.unsqueeze(-2),
-    }
-    return masks | kept
+    places = places_alive(masks)
+    return {name: mask & places[name] for name, mask in masks.items()}
 
 
 def within(
@@ -328,17 +320,17 @@ def sown(
     Uniform gives every layer the same density; Erdos and Renyi's rule gives it weights in
     proportion to its rows and columns. What a layer has no place for goes to the others.
     """
-    sizes = torch.tensor([one[0].numel() for one in noise.values()], device=room.device)
+    sizes = torch.tensor([x[0].numel() for x in noise.values()], device=room.device)
     shares = sizes
     if erdos_renyi:
-        shares = torch.tensor([sum(one.shape[1:]) for one in noise.values()], device=room.device)
+        shares = torch.tensor([sum(x.shape[1:]) for x in noise.values()], device=room.device)
     wanted = torch.minimum((room.unsqueeze(-1) * shares / shares.sum()).long(), sizes)
     for layer in range(len(sizes)):  # in turn, whatever is left over
         left = room - wanted.sum(-1)
         wanted[:, layer] += torch.minimum(left, sizes[layer] - wanted[:, layer])
     return {
-        name: keep_largest(one.flatten(1), wanted[:, layer]).view(one.shape)
-        for layer, (name, one) in enumerate(noise.items())
+        name: keep_largest(x.flatten(1), wanted[:, layer]).view(x.shape)
+        for layer, (name, x) in enumerate(noise.items())
     }
 
 
@@ -367,8 +359,16 @@ class SparseNet(nn.Module):
         self, hidden: MaskedLinear | None, second: MaskedLinear | None, direct: MaskedLinear | None
     ) -> None:
         super().__init__()
+        if (hidden is None) != (second is None) or (hidden is None and direct is None):
+            raise FissileError("a network needs hidden and second, or direct, or all three")
+        if hidden is not None and second is not None:
+            fits = hidden.out_features == second.in_features
+            sizes = hidden.in_features, second.out_features
+            if direct is not None:
+                fits = fits and sizes == (direct.in_features, direct.out_features)
+            if not fits:
+                raise FissileError("the layers do not fit each other")
         self.hidden, self.second, self.direct = hidden, second, direct
-        _check_layers(hidden, second, direct)
 
     @classmethod
     def empty(cls, shapes: Mapping[str, Sequence[int]]) -> SparseNet:
@@ -404,8 +404,8 @@ class SparseNet(nn.Module):
         """Return the logits."""
         parts: list[Tensor] = []
         if self.hidden is not None and self.second is not None:
-            said = self.hidden(x)
-            parts.append(self.second(said if self.hidden.bias is None else said.relu()))
+            hidden = self.hidden(x)
+            parts.append(self.second(hidden if self.hidden.bias is None else hidden.relu()))
         if self.direct is not None:
             parts.append(self.direct(x))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
@@ -421,8 +421,8 @@ def module_of(stack: SparseStack, index: int, scale: float = 1.0) -> SparseNet:
     Networks of a seed lie side by side: ``index`` is the seed's place times the number of plans,
     plus the plan's. Inputs that were divided by ``scale`` are now taken as they are.
     """
-    weights = {name: one[index].cpu() for name, one in stack.weights.items()}
-    masks = {name: one[index].cpu() for name, one in stack.masks.items()}
+    weights = {name: weight[index].cpu() for name, weight in stack.weights.items()}
+    masks = {name: mask[index].cpu() for name, mask in stack.masks.items()}
     out, hidden, second = weights["out"], None, None
     if "first" in masks:
         sees, bias = masks["first"].any(-1), weights.get("bias")
@@ -435,11 +435,9 @@ def module_of(stack: SparseStack, index: int, scale: float = 1.0) -> SparseNet:
             second = MaskedLinear(weights["second"][:, on], masks["second"][:, on], out)
     direct = None
     if "direct" in masks or hidden is None:
-        nothing = torch.zeros(stack.outputs, stack.inputs)
+        nothing, bias = torch.zeros(stack.outputs, stack.inputs), out if second is None else None
         weight = _divided(weights.get("direct", nothing), scale)
-        direct = MaskedLinear(
-            weight, masks.get("direct", nothing.bool()), out if second is None else None
-        )
+        direct = MaskedLinear(weight, masks.get("direct", nothing.bool()), bias)
     return SparseNet(hidden, second, direct)
 
 
@@ -457,18 +455,3 @@ def _empty(
         raise FissileError(f"{name}.weight is no matrix, but of shape {tuple(shape)}")
     weight = torch.zeros(*shape)
     return MaskedLinear(weight, weight.bool(), torch.zeros(shape[0]) if bias else None)
-
-
-def _check_layers(
-    hidden: MaskedLinear | None, second: MaskedLinear | None, direct: MaskedLinear | None
-) -> None:
-    if (hidden is None) != (second is None) or (hidden is None and direct is None):
-        raise FissileError("a network needs hidden and second, or direct, or all three")
-    if hidden is None or second is None:
-        return
-    fits = hidden.out_features == second.in_features
-    if direct is not None:
-        sizes = hidden.in_features, second.out_features
-        fits = fits and sizes == (direct.in_features, direct.out_features)
-    if not fits:
-        raise FissileError("the layers do not fit each other")

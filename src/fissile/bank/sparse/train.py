@@ -19,7 +19,7 @@ from fissile._common.errors import FissileError, whole
 from fissile._common.random import Draw, hash32, noise, order, seeded
 from fissile._common.shapes import Float, Int
 from fissile.bank.sparse.plan import Plan, SplitAt
-from fissile.bank.sparse.stack import SparseStack, alive, effective, within
+from fissile.bank.sparse.stack import SparseStack, effective, places_alive, within
 from fissile.bank.step import AdamMoments, Replay
 from fissile.expansion.budget import keep_largest, resolve_allocation
 from fissile.expansion.pattern import split_pair
@@ -33,13 +33,10 @@ _TICKS = 100
 _WORTH_THREADS = 50_000_000
 #: The stream of random numbers that inputs are hidden by.
 _DROPOUT = 7
-#: Steps on a GPU before one is recorded as a graph.
-_EAGER = 2
 #: Streams on which stacks are trained side by side.
 _STREAMS = 16
 #: The penalty is steered to leave a little more than the budget, which the largest then share.
 _MORE = 1.15
-OnEpoch = Callable[[int], object]
 
 
 def train(
@@ -53,7 +50,7 @@ def train(
     batch: int = 64,
     device: str = "cpu",
     weights: Float[Tensor, " samples"] | None = None,
-    on_epoch: OnEpoch | None = None,
+    on_epoch: Callable[[int], object] | None = None,
 ) -> list[tuple[SparseStack, list[int]]]:
     """Train every plan with every seed and return stacks, each with its plans' places in the list.
 
@@ -120,7 +117,7 @@ def _settings(stacks: Sequence[SparseStack], batch: int) -> Iterator[None]:
     and for other processes: on two cores, two processes with two threads each took sixty times as
     long as with one each.
     """
-    work = max(batch * max(one.numel() for one in stack.weights.values()) for stack in stacks)
+    work = max(batch * weight.numel() for stack in stacks for weight in stack.weights.values())
     threads, matmul = torch.get_num_threads(), torch.backends.cuda.matmul
     exact = matmul.allow_tf32
     matmul.allow_tf32 = True
@@ -151,7 +148,7 @@ class _Course:
 
     def _record(self) -> None:
         """Make the step, which a GPU is to record anew."""
-        self.step = Replay(self._step, eager=_EAGER) if self.x.is_cuda else self._step
+        self.step = Replay(self._step, eager=2) if self.x.is_cuda else self._step
 
     def tick(self, share: float) -> None:
         """Do what is due after a share of the training."""
@@ -193,7 +190,7 @@ class _Course:
 
 @torch.no_grad()
 def tick(stack: SparseStack, share: float, before: float) -> bool:
-    """Do what is due since an earlier share of the training; tell whether shapes changed."""
+    """Do what is due since an earlier share of the training; return whether shapes changed."""
     due = [split for split in stack.plan.splits if before < split.at <= share]
     for split in due:
         _split(stack, split)
@@ -207,27 +204,25 @@ def tick(stack: SparseStack, share: float, before: float) -> bool:
 
 
 def _prune(stack: SparseStack, share: float, before: float) -> None:
-    left = [plan.prune.left(share, before) if plan.prune else None for plan in stack.plans]
-    if all(one is None for one in left):
+    left = {plan: plan.prune.left(share, before) if plan.prune else None for plan in stack.plans}
+    if all(surplus is None for surplus in left.values()):
         return
-    surplus = torch.tensor([one or 0.0 for one in left], device=stack.device)
-    due = torch.tensor([one is not None for one in left], device=stack.device)
-    due = due.repeat(len(stack.seeds)).view(-1, 1, 1)
-    whole = sum(one[0].numel() for name, one in stack.weights.items() if name != "out")
+    due = stack.each(lambda plan: left[plan] is not None).bool().view(-1, 1, 1)
+    whole = sum(w[0].numel() for name, w in stack.weights.items() if name != "out")
     more = (whole - stack.room).clamp(min=0)
-    room = stack.room + (more * surplus.repeat(len(stack.seeds))).long()
+    room = stack.room + (more * stack.each(lambda plan: left[plan] or 0.0)).long()
     kept = within(_saliency(stack), room, bias=stack.plan.bias)
     stack.put({name: torch.where(due, kept[name], mask) for name, mask in stack.masks.items()})
 
 
 def _saliency(stack: SparseStack) -> dict[str, Tensor]:
     second = stack.each(lambda p: bool(p.prune) and p.prune.saliency == "second-order").bool()  # type: ignore[union-attr]
-    found = {}
+    scores = {}
     for name, mask in stack.masks.items():
         size = stack.weights[name].abs() * mask
         root = stack.moments[name].square.sqrt()
-        found[name] = torch.where(second.view(-1, 1, 1), size * root, size)
-    return found
+        scores[name] = torch.where(second.view(-1, 1, 1), size * root, size)
+    return scores
 
 
 def _rewire(stack: SparseStack, share: float) -> None:
@@ -235,7 +230,7 @@ def _rewire(stack: SparseStack, share: float) -> None:
     if not bool((moves > 0).any()):
         return
     heard = stack.each(lambda p: bool(p.rewire) and p.rewire.grow == "gradient").bool()  # type: ignore[union-attr]
-    after, living = {}, _living(stack)
+    after, living = {}, places_alive(stack.masks)
     for layer, (name, mask) in enumerate(stack.masks.items()):
         score = stack.noise(8 + 8 * int(stack.step) + layer, *mask.shape[1:])
         if stack.listens:
@@ -250,15 +245,6 @@ def _rewire(stack: SparseStack, share: float) -> None:
     stack.put(
         {name: torch.where(stack.pruned.view(-1, 1, 1), kept[name], after[name]) for name in after}
     )
-
-
-def _living(stack: SparseStack) -> dict[str, Tensor]:
-    """Return, for every layer, which places belong to neurons that are alive."""
-    found = {name: torch.ones_like(mask) for name, mask in stack.masks.items()}
-    if "first" in found:
-        on = alive(stack.masks)
-        found |= {"first": on.unsqueeze(-1), "second": on.unsqueeze(-2)}
-    return found
 
 
 def _steer(stack: SparseStack, share: float) -> None:
@@ -307,7 +293,7 @@ def _draw(stack: SparseStack, device: torch.device) -> Draw:
 def _copy(stack: SparseStack, name: str, axis: int, alpha: int, mask: Tensor | None) -> None:
     """Give every child its parent's numbers, where it keeps them."""
     old = stack.weights[name], *stack.moments[name]
-    new = [children_of(one, alpha, axis) * (1 if mask is None else mask) for one in old]
+    new = [children_of(x, alpha, axis) * (1 if mask is None else mask) for x in old]
     stack.weights[name], stack.moments[name] = new[0], AdamMoments(*new[1:])
 
 
@@ -316,6 +302,6 @@ def _moving(plan: Plan, share: float) -> float:
     if plan.rewire is None or share >= plan.rewire.until:
         return 0.0
     # While others are still to go, what has just come would be the first of them.
-    if (plan.prune and share < plan.prune.end) or any(share < one.at for one in plan.splits):
+    if (plan.prune and share < plan.prune.end) or any(share < split.at for split in plan.splits):
         return 0.0
     return plan.rewire.fraction * (1 + math.cos(math.pi * share / plan.rewire.until)) / 2

@@ -116,9 +116,6 @@ def _dealt(
     return (chunks, blocks), triton.cdiv(rows, chunks * height), height
 
 
-# --- kernels
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def _hand_in(  # type: ignore[no-untyped-def]
     partial, chunk, channel, keep, first, second, CHUNKS: tl.constexpr, C: tl.constexpr
