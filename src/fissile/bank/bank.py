@@ -301,7 +301,7 @@ class Bank:
     # --- networks in and out
 
     def take(self, index: int) -> tuple[nn.Module, Adam]:
-        """Take a copy of a network out as an ordinary module, with an Adam that goes on with it."""
+        """Return a copy of a network as an ordinary module, and an Adam that goes on with it."""
         stack, row = self._find(index)
         module = module_at(stack.module, row).cpu()
         adam = Adam(module.parameters(), float(stack.hyper["lr"][row]))

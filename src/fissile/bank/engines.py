@@ -211,7 +211,7 @@ class _Sets:
 
     @classmethod
     def of(cls, stack: Stack, x: str, y: str, device: torch.device) -> _Sets:
-        """Bring one part of a stack's data to the device, by the names of its arrays."""
+        """Return one part of a stack's data on the device, by the names of its arrays."""
         dtype = next(stack.module.parameters()).dtype
         arrays = [getattr(data, x) for data in stack.data]
         labels = torch.cat([getattr(data, y) for data in stack.data]).to(device)

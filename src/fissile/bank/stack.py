@@ -26,14 +26,14 @@ HYPER = ("lr", "l1", "l2", "orthogonal")
 
 
 def stacked_modules(modules: Sequence[nn.Module]) -> nn.Module:
-    """Make one module of many of the same structure, with stacked parameters and buffers."""
+    """Return one module for many of the same structure, with stacked parameters and buffers."""
     states = [dict(_tensors(module)) for module in modules]
     merged = {name: torch.stack([state[name] for state in states]) for name in states[0]}
     return _rebuilt(modules[0], merged)
 
 
 def module_at(module: nn.Module, index: int) -> nn.Module:
-    """Take one network out of a stacked module, as an ordinary module of its own."""
+    """Return one network of a stacked module as an ordinary module of its own."""
     return _rebuilt(module, {name: tensor[index].clone() for name, tensor in _tensors(module)})
 
 
@@ -94,7 +94,7 @@ class Stack:
 
     @classmethod
     def around(cls, module: nn.Module, specs: Sequence[Spec], members: Sequence[int]) -> Stack:
-        """Make a stack of a stacked module, with fresh moments."""
+        """Return a stack around a stacked module, with fresh moments."""
         dtype = next(module.parameters()).dtype
         recipes = [spec.recipe for spec in specs]
         data = list({spec.data.key(): spec.data for spec in specs}.values())
@@ -275,7 +275,7 @@ def first_index(module: nn.Module) -> int:
 
 @torch.no_grad()
 def read(stack: Stack) -> list[WideLayer]:
-    """Write the layers of a stack out as matrices."""
+    """Return the layers of a stack as matrices."""
     layers = []
     for layer, stage in zip(linear_layers(stack.module), stages(stack.module) or [], strict=True):
         states = {name: _states(stack, p) for name, p in _parameters(layer, stage).items()}
@@ -289,7 +289,7 @@ def read(stack: Stack) -> list[WideLayer]:
 
 @torch.no_grad()
 def write(stack: Stack, layers: list[WideLayer]) -> None:
-    """Take the matrices back into the stack."""
+    """Copy the matrices back into the stack."""
     behind = stages(stack.module) or []
     for layer, stage, wide in zip(linear_layers(stack.module), behind, layers, strict=True):
         for name, parameter in _parameters(layer, stage).items():

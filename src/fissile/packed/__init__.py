@@ -11,12 +11,6 @@ from fissile.packed.layers import (
 )
 
 __all__ = [
-    "Layout",
-    "Packed",
-    "PackedMaskedConv2d",
-    "PackedMaskedLinear",
-    "PackedPartitionedConv2d",
-    "PackedPartitionedLinear",
-    "pack",
-    "unpack",
-]
+    "Layout", "Packed", "PackedMaskedConv2d", "PackedMaskedLinear",
+    "PackedPartitionedConv2d", "PackedPartitionedLinear", "pack", "unpack",
+]  # fmt: skip

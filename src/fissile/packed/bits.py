@@ -106,7 +106,7 @@ def to_bytes(bits: Bool[Tensor, "*batch n"]) -> Int[Tensor, "*batch bytes"]:
 
 
 def from_bytes(packed: Int[Tensor, "*batch bytes"], n: int) -> Bool[Tensor, "*batch n"]:
-    """Take ``n`` bits out of bytes again."""
+    """Return the first ``n`` bits of bytes."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     bits = packed.unsqueeze(-1) >> shifts
     bits &= 1

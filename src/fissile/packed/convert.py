@@ -270,7 +270,7 @@ def _two_of_four(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 
 
 def _each(model: nn.Module, make: Callable[[SparseLayer], nn.Module]) -> dict[str, nn.Module]:
-    """Make a new layer for every expanded one, and say of which one an error speaks."""
+    """Return a new layer for every expanded one; an error names its layer."""
     news = {}
     for name, layer in model.named_modules():
         if isinstance(layer, SparseLayer):

@@ -76,7 +76,7 @@ def ready(
 
 
 def _shaped(y: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Give a result its shape and dtype; a cast that does nothing takes longer than the check."""
+    """Return a result in its shape and dtype; an empty cast takes longer than the check."""
     y = y if y.dtype is dtype else y.to(dtype)
     return y if len(shape) == 2 else y.view(shape)
 

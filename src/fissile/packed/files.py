@@ -241,7 +241,7 @@ def ties_in(model: nn.Module) -> list[list[str]]:
 
 
 def tie(model: nn.Module, ties: list[list[str]]) -> None:
-    """Let parameters be one again that a file holds under each of their names, all the same."""
+    """Share one parameter again among all the names under which a file holds it."""
     for first, *others in ties:
         shared = model.get_parameter(first)
         for name in others:

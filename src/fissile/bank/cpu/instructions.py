@@ -25,6 +25,7 @@ SIDE_BY_SIDE = 4
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_intrinsic: Callable[[Callable[..., Any]], Any] = intrinsic  # it has no types
 
 
 def compiled(function: Callable[_P, _R], **more: bool) -> Callable[_P, _R]:
@@ -43,27 +44,24 @@ def _instructions(function: Callable[..., Any]) -> Any:
     def typed(typing: Any, *kinds: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             on = _Emit(context, builder, signature, args)
-            result = function(on, *on.args)
-            return context.get_dummy_value() if result is None else result
+            function(on, *on.args)
+            return context.get_dummy_value()
 
-        none = function.__annotations__["return"] == "None"
-        returned = types.void if none else kinds[0].dtype
-        return returned(*kinds), emit
+        return types.void(*kinds), emit
 
     typed.__name__ = function.__name__
     typed.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return intrinsic(typed)
+    return _intrinsic(typed)
 
 
-def _float_of_bits(typing: Any, bits: Any) -> Any:
+@_intrinsic
+def float_of_bits(typing: Any, bits: Any) -> Any:
+    """Return the number in double precision that has the bits of a whole number."""
+
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.DoubleType())
 
     return types.float64(types.int64), emit
-
-
-#: The number in double precision that has the bits of a whole number.
-float_of_bits: Any = intrinsic(_float_of_bits)
 
 
 class _Emit(Vectors):
@@ -205,8 +203,8 @@ def _pulling(rows: int) -> Any:
             total = builder.extract_element(whole, WORD(0))
             to = builder.gep(grad, [n])
             old = builder.load(to)
-            given = builder.select(builder.trunc(biased, BIT), total, total.type(0.0))
-            builder.store(builder.fadd(old, given), to)
+            added = builder.select(builder.trunc(biased, BIT), total, total.type(0.0))
+            builder.store(builder.fadd(old, added), to)
 
     return _instructions(pull)
 

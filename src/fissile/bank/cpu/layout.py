@@ -32,7 +32,7 @@ class Architecture(NamedTuple):
         cls, sizes: Sequence[int], relu: Sequence[bool], biased: Sequence[bool], first: int = 0,
         norm: Sequence[float] | None = None,
     ) -> Architecture:  # fmt: skip
-        """Take anything that numpy understands."""
+        """Return an architecture of anything that numpy understands."""
         eps = np.array(norm or [0.0] * len(relu))
         return cls(np.array(sizes), np.array(relu), np.array(biased), first, eps)
 
@@ -55,7 +55,7 @@ class Samples(NamedTuple):
 
     @classmethod
     def of(cls, x: npt.ArrayLike, y: npt.ArrayLike) -> Samples:
-        """Take anything that numpy understands, CPU tensors included."""
+        """Return samples of anything that numpy understands, CPU tensors included."""
         kept = np.asarray(x)
         if kept.dtype not in (np.float32, np.float64):
             kept = kept.astype(np.float32)

@@ -126,7 +126,7 @@ def normalize(
     neurons: Array, scale: Array, shift: Array, eps: float, relu: bool, hat: Array, inverse: Array,
     mean: Array,
 ) -> None:  # fmt: skip
-    """Bring neurons [neurons, LANES] to mean 0 and deviation 1 in place; scale, shift and cut them.
+    """Normalize neurons [neurons, LANES] in place to mean 0, deviation 1; scale, shift, cut them.
 
     What is between, and one over the deviation, stay in ``hat`` and ``inverse`` for the way back.
     """

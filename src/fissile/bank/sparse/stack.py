@@ -76,27 +76,20 @@ class SparseStack:
         if self.plan.direct:
             self.weights["direct"] = torch.zeros(self.networks, c, d, device=self.device)
         self.weights["out"] = torch.zeros(self.networks, c, device=self.device)
-        self.masks = {
-            name: torch.ones_like(weight, dtype=torch.bool)
-            for name, weight in self.weights.items()
-            if weight.ndim == 3
-        }
+        matrices = {name: w for name, w in self.weights.items() if w.ndim == 3}
+        self.masks = {name: torch.ones_like(w, dtype=torch.bool) for name, w in matrices.items()}
         self._sow("uniform")
         self._sow("erdos-renyi")
-        self.moments = {
-            name: AdamMoments(torch.zeros_like(weight), torch.zeros_like(weight))
-            for name, weight in self.weights.items()
-        }
+        zeros = {name: torch.zeros_like(weight) for name, weight in self.weights.items()}
+        self.moments = {name: AdamMoments(zero, zero.clone()) for name, zero in zeros.items()}
         self.hear()
 
     def _sow(self, start: str) -> None:
         mine = self.each(lambda plan: plan.start == start).bool().view(-1, 1, 1)
         if not bool(mine.any()):
             return
-        drawn = {
-            name: self.noise(3 + layer, *mask.shape[1:])
-            for layer, (name, mask) in enumerate(self.masks.items())
-        }
+        sizes = {name: mask.shape[1:] for name, mask in self.masks.items()}
+        drawn = {name: self.noise(3 + i, *size) for i, (name, size) in enumerate(sizes.items())}
         room = (self.room - self.plan.hidden * self.plan.bias).clamp(min=0)
         for name, mask in sown(drawn, room, erdos_renyi=start == "erdos-renyi").items():
             # As if the neuron had always had so few inputs.
@@ -105,7 +98,7 @@ class SparseStack:
             self.masks[name] = torch.where(mine, mask, self.masks[name])
 
     def hear(self) -> None:
-        """Make room for the last gradients, where masks move to large ones."""
+        """Allocate room for the last gradients, where masks move to large ones."""
         heard = self.masks if self.listens else ()
         self.gradients = {name: torch.zeros_like(self.weights[name]) for name in heard}
 
@@ -183,7 +176,7 @@ class SparseStack:
             heard.copy_(gradients[name])
 
     def put(self, masks: dict[str, Tensor]) -> None:
-        """Take other masks; whatever comes or goes is zero, and so are its moments."""
+        """Set other masks; weights that come or go are zero, and so are their moments."""
         for name, mask in masks.items():
             moved = mask != self.masks[name]
             self.masks[name].copy_(mask)
@@ -372,7 +365,7 @@ class SparseNet(nn.Module):
 
     @classmethod
     def empty(cls, shapes: Mapping[str, Sequence[int]]) -> SparseNet:
-        """Make a network of ReLUs without weights, to be filled, from its weights' shapes.
+        """Return a network of ReLUs without weights, to be filled, from its weights' shapes.
 
         >>> SparseNet.empty({"hidden.weight": (16, 64), "second.weight": (10, 16)})
         """
@@ -413,7 +406,7 @@ class SparseNet(nn.Module):
 
 @torch.no_grad()
 def module_of(stack: SparseStack, index: int, scale: float = 1.0) -> SparseNet:
-    """Take one network out of a stack, on the CPU, without its dead neurons.
+    """Return one network of a stack, on the CPU, without its dead neurons.
 
     >>> [(stack, places)] = train([plan], seeds, x / 255, y, outputs=10)
     >>> module_of(stack, 0, scale=255)(x)  # as it was trained on x / 255

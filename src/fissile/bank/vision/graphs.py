@@ -143,7 +143,7 @@ class Flat:
 
 
 def _places(parameters: list[nn.Parameter]) -> tuple[list[_Place], int]:
-    """Find a place for every parameter, kernels first, and where the kernels end."""
+    """Return a place for every parameter, kernels first, and where the kernels end."""
     rooms = [_room(tuple(parameter.shape)) for parameter in parameters]
     begins, begin, kernels = [0] * len(rooms), 0, 0
     for i in sorted(range(len(rooms)), key=lambda i: parameters[i].ndim < 4):  # keeps their order

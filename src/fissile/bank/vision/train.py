@@ -209,7 +209,7 @@ class Job:
         return self.diverged or self.epoch >= self.until
 
     def record(self, accuracy: float, loss: float) -> None:
-        """Take what an epoch came to: test accuracy, and mean loss over the training samples."""
+        """Record an epoch: test accuracy, and mean loss over the training samples."""
         self.accuracy.append(accuracy)
         self.loss.append(loss)
         self.epoch += 1

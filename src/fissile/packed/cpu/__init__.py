@@ -143,10 +143,8 @@ def check_partitioned(
     dtype = _check_kind(weight, act)
     _check("x", x, (x.shape[0], d), dtype)
     _check("weight", weight, (h, d), dtype)
-    if planes is not None:
-        _check("planes", planes, (owner_bits(alpha), h, (d + 7) // 8), torch.uint8)
-    if bias is not None:
-        _check("bias", bias, (h * alpha,), dtype)
+    _check("planes", planes, (owner_bits(alpha), h, (d + 7) // 8), torch.uint8)
+    _check("bias", bias, (h * alpha,), dtype)
 
 
 def check_masked(
@@ -160,8 +158,7 @@ def check_masked(
     _check("weight", weight, (weight.numel(),), dtype)
     _check("live", live, (outputs, (groups + 7) // 8), torch.uint8)
     _check("start", start, (outputs, (groups + 255) // 256), torch.int32)
-    if bias is not None:
-        _check("bias", bias, (outputs,), dtype)
+    _check("bias", bias, (outputs,), dtype)
 
 
 def _check_kind(weight: Tensor, act: str) -> torch.dtype:
@@ -173,7 +170,9 @@ def _check_kind(weight: Tensor, act: str) -> torch.dtype:
     return weight.dtype
 
 
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def _check(name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor is None:
+        return
     if tensor.shape != shape:
         raise FissileError(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
     if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
@@ -200,16 +199,14 @@ def block_for_few(
         return None
     check_partitioned(weight1.new_empty(1, d), weight1, planes, bias1, alpha, activation)
     check_masked(n, weight2, live, start, bias2, group, "none")
-    firsts = [
-        partitioned_kernel(torch.float32, alpha, planes is not None, several)
-        for several in (False, True)
-    ]
+    plane = planes is not None
+    firsts = [partitioned_kernel(torch.float32, alpha, plane, s) for s in (False, True)]
     seconds = [masked_kernel(torch.float32, group, several) for several in (False, True)]
-    first_at = [_address(tensor) for tensor in (weight1, planes, bias1)]
-    second_at = [_address(tensor) for tensor in (weight2, live, start, bias2)]
+    tensors = weight1, planes, bias1, weight2, live, start, bias2
+    addresses = list(map(_address, tensors))
+    first_at, second_at = addresses[:3], addresses[3:]
     steps = _activation_step(weight1.new_empty(1, n), alpha, activation)
     act, relu = ACTIVATIONS[activation], int(activation == "relu")
-    tensors = weight1, planes, bias1, weight2, live, start, bias2
     held = [t.untyped_storage() for t in tensors if t is not None]
     mine = local()  # room for what is between the layers, in each thread its own
 
@@ -249,7 +246,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def spread(steps: Sequence[Step], rows: int, work: int) -> None:
-    """Take every step, kernel(*args, lo, hi), for pieces that cover all rows.
+    """Call every step, kernel(*args, lo, hi), for pieces that cover all rows.
 
     There are as many threads as torch would use, if there is enough work for them.
     """
@@ -286,7 +283,7 @@ def spread(steps: Sequence[Step], rows: int, work: int) -> None:
 
 
 def _fulfil(promise: Future[None], labour: Callable[[], None]) -> None:
-    """Do what is to be done, unless it was cancelled."""
+    """Do the work unless it was cancelled, and keep its error."""
     # The promise is not the pool's own: that one is lost where no thread could be started, though
     # the work stays in the queue, and another thread may come upon it.
     if not promise.set_running_or_notify_cancel():

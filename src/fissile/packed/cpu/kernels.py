@@ -245,7 +245,7 @@ def _parent(
     outputs: Any, relu: Any,
 ) -> Any:  # fmt: skip
     """Write y[first + t, child + k] = sum of w[j] * x[first + t, j] over child k's inputs j."""
-    known = [one.literal_value for one in (kind, slots, tile, plane)]
+    known = [literal.literal_value for literal in (kind, slots, tile, plane)]
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         name, children, samples, layered = known
@@ -431,7 +431,7 @@ def _output(
     bias: Any, x: Any, y: Any, n: Any, first: Any, batch: Any, c: Any, outputs: Any, relu: Any,
 ) -> Any:  # fmt: skip
     """Write y[first + t, c] = sum of weight[c, j] * x[first + t, j] over the stored weights."""
-    known = [one.literal_value for one in (kind, group, tile)]
+    known = [literal.literal_value for literal in (kind, group, tile)]
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         name, columns, samples = known

@@ -133,12 +133,12 @@ def _launch(
             where |= tensor.data_ptr()
         if where % 16 == 0:
             key = (kernel.__name__, grid, tensors[0].dtype, decisive, index)
-            found = _known.get(key)
-            if found is None:
+            launcher = _known.get(key)
+            if launcher is None:
                 compiled = kernel[grid](*tensors, *numbers, num_warps=warps, num_stages=stages)
                 _known[key] = compiled[grid]
             else:
-                found(*tensors, *numbers)
+                launcher(*tensors, *numbers)
             return
     with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device
         kernel[grid](*tensors, *numbers, num_warps=warps, num_stages=stages)

@@ -93,14 +93,11 @@ def masked_kernel(  # type: ignore[no-untyped-def]
                 place = _highest(word, ASSEMBLY)
                 word = word & ((one << place.to(tl.uint32)) - 1)
                 at -= 1
-                w = tl.load(
-                    w_ + (at * GROUP)[:, None] + inner[None, :],
-                    mask=there,
-                    other=0.0,
-                    eviction_policy="evict_first",
-                ).to(tl.float32)
+                at_w = w_ + (at * GROUP)[:, None] + inner[None, :]
+                w = tl.load(at_w, mask=there, other=0.0, eviction_policy="evict_first")
                 col = ((chunk + lane * 32 + place) * GROUP)[:, None] + inner[None, :]
-                total += w * tl.load(x_ + col, mask=there, other=0.0).to(tl.float32)
+                x = tl.load(x_ + col, mask=there, other=0.0)
+                total += w.to(tl.float32) * x.to(tl.float32)
             done += UNROLL
     out = tl.sum(tl.sum(total, 1), 0)
     if BIAS:
@@ -154,7 +151,7 @@ def _columns(GROUP: tl.constexpr, STEP: tl.constexpr, DEALT: tl.constexpr):  # t
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _dealt(tile, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Bring runs of 4 groups into an order in which 4 lanes multiply one group each.
+    """Reorder runs of 4 groups so that 4 lanes multiply one group each.
 
     A lane of a warp gives the matrix units pairs of columns: 0 and 1, 8 and 9, … for the first. If
     these are the columns of one group, no weight has to leave the lane that read it.

@@ -268,7 +268,7 @@ def partitioned_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _turned(x):  # type: ignore[no-untyped-def]
-    """Bring samples last."""
+    """Return a tile with its samples last."""
     return tl.permute(x, (0, 2, 1)) if len(x.shape) == 3 else tl.permute(x, (1, 0))
 
 
