@@ -6,6 +6,8 @@ children with disjoint inputs, prune back to the same number of non-zero weights
 >>> wide = fissile.expand(model, alpha=2, optimizer=adam)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fissile import bank, data, measure
 from fissile._common.errors import FileError, FissileError
 from fissile.discovery import Discovery, Place, discover
@@ -43,6 +45,9 @@ from fissile.packed import (
     unpack,
 )
 
+if TYPE_CHECKING:
+    from fissile.lab.paired import experiment
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -51,6 +56,16 @@ __all__ = [
     "PackedMaskedConv2d", "PackedMaskedLinear", "PackedPartitionedConv2d",
     "PackedPartitionedLinear", "PartitionedConv2d", "PartitionedLinear", "Place", "PlaceDiagnosis",
     "Random", "Rewire", "Split", "Structured", "bank", "data", "diagnose", "discover",
-    "dropconnect", "expand", "load", "measure", "nonzeros", "pack", "register_allocation",
-    "register_split", "save", "summary", "theory", "to_dense", "to_masked", "unpack",
+    "dropconnect", "expand", "experiment", "load", "measure", "nonzeros", "pack",
+    "register_allocation", "register_split", "save", "summary", "theory", "to_dense", "to_masked",
+    "unpack",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import what only the lab needs when it is asked for."""
+    if name != "experiment":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fissile.lab.paired import experiment
+
+    return experiment

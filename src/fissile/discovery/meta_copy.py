@@ -114,10 +114,10 @@ def random_numbers_apart() -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
-def reseed() -> None:
+def reseed(seed: int = 0) -> None:
     """Start all random numbers anew, so that code which skips layers by chance is predictable."""
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002
-    torch.default_generator.manual_seed(0)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # torch.manual_seed would also seed devices not yet in use
-        torch.cuda.manual_seed_all(0)
+        torch.cuda.manual_seed_all(seed)

@@ -111,14 +111,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def interval(differences: ArrayLike) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the mean.
+def interval(differences: ArrayLike, level: float = LEVEL) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the mean; another level leaves as much out.
 
     >>> interval([1.0, 1.2, 0.8])
     (0.503..., 1.496...)
     """
     known = summary(differences)
-    half = float(_scipy().t.ppf(0.975, known.count - 1)) * known.error if known.count > 1 else nan
+    if known.count < 2:
+        return nan, nan
+    half = float(_scipy().t.ppf(1 - level / 2, known.count - 1)) * known.error
     return known.mean - half, known.mean + half
 
 
