@@ -158,9 +158,8 @@ def replacing_folder(path: Path, known: frozenset[str]) -> Iterator[Path]:
     """Make a folder that replaces `path` at the end; one with other than `known` files is kept."""
     if path.is_dir() and (foreign := {p.name for p in path.iterdir()} - known):
         raise FileError(f"{path} holds {min(foreign)!r}, which is not ours; give another folder")
-    beside, old = (
-        path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}.{end}") for end in ("new", "old")
-    )
+    name = f".{path.name[:64]}.{secrets.token_hex(8)}"
+    beside, old = (path.with_name(f"{name}.{end}") for end in ("new", "old"))
     try:
         beside.mkdir()
         yield beside

@@ -97,9 +97,8 @@ class ProgressBar:
         whole = max(float(total if work is None else work), 1e-9)
         self._id = self._bar.add_task(self.task, total=whole, count="")
         self.refresh()
-        self._live = Live(
-            get_renderable=lambda: Group(self._bar, *self.lines()), console=Console(stderr=True)
-        )
+        console = Console(stderr=True)
+        self._live = Live(get_renderable=lambda: Group(self._bar, *self.lines()), console=console)
         self._live.start()
 
     def advance(self, count: int = 1, *, work: float | None = None) -> None:

@@ -15,10 +15,12 @@ from fissile._common.errors import FissileError
 from fissile._common.shapes import Bool, Float, Int
 
 Draw = Callable[..., Tensor]
+#: A whole number, such as a seed or a count of steps, or one for each network.
+Whole = int | Int[Tensor, "*batch"]
 
 
 def drawer(generator: torch.Generator) -> Draw:
-    """A draw from one CPU generator, always in float64.
+    """Return a draw from one CPU generator, always in float64.
 
     >>> draw = drawer(torch.Generator().manual_seed(0))
     >>> draw(2, 3).shape
@@ -26,9 +28,7 @@ def drawer(generator: torch.Generator) -> Draw:
     """
     # Numbers come from the CPU even for networks elsewhere: a seed then means one thing.
     if generator.device.type != "cpu":
-        raise FissileError(
-            f"The generator lives on {generator.device}; give a torch.Generator() on the CPU."
-        )
+        raise FissileError(f"The generator is on {generator.device}; give one on the CPU.")
 
     def draw(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64)
@@ -37,7 +37,7 @@ def drawer(generator: torch.Generator) -> Draw:
 
 
 def stacked(drawers: Sequence[Draw]) -> Draw:
-    """A draw for a stack of networks: `draw(n, *shape)` stacks what each of n drawers gives.
+    """Return a draw for a stack of networks: `draw(n, *shape)` stacks what each of n drawers gives.
 
     >>> one, two = (drawer(torch.Generator().manual_seed(seed)) for seed in (1, 2))
     >>> stacked([one, two])(2, 5).shape
@@ -57,18 +57,18 @@ def stacked(drawers: Sequence[Draw]) -> Draw:
 
 
 def seeded(seed: int | Int[Tensor, " networks"]) -> Draw:
-    """A draw from a seed, or from one seed for each of a stack of networks.
+    """Return a draw from a seed, or from one seed for each of a stack of networks.
 
     >>> seeded(0)(5).shape, seeded(torch.tensor([0, 1]))(2, 5).shape
     (torch.Size([5]), torch.Size([2, 5]))
     """
     if isinstance(seed, Tensor) and seed.ndim:
-        return stacked([drawer(torch.Generator().manual_seed(one)) for one in seed.tolist()])
+        return stacked([drawer(torch.Generator().manual_seed(each)) for each in seed.tolist()])
     return drawer(torch.Generator().manual_seed(int(seed)))
 
 
 def ranks(noise: Float[Tensor, "*batch entries"]) -> Int[Tensor, "*batch entries"]:
-    """The place of every entry in the order of its row, smallest first: a random permutation.
+    """Return every entry's place in the order of its row, smallest first: a random permutation.
 
     >>> ranks(torch.tensor([0.3, 0.9, 0.1]))
     tensor([1, 2, 0])
@@ -93,7 +93,7 @@ GOLDEN = 0x9E3779B9
 ROUNDS = 4
 
 
-def hash32(*parts: int | Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+def hash32(*parts: Whole) -> Int[Tensor, "*batch"]:
     """Mix whole numbers into one that looks random, 0 <= h < 2**32, elementwise.
 
     >>> hash32(7, torch.arange(2))
@@ -116,9 +116,7 @@ def _scramble(h: int | Tensor) -> int | Tensor:
     return h ^ (h >> 16)
 
 
-def noise(
-    seed: int | Int[Tensor, "*batch"], counter: int | Int[Tensor, "*batch"], *shape: int
-) -> Float[Tensor, "*batch ..."]:
+def noise(seed: Whole, counter: Whole, *shape: int) -> Float[Tensor, "*batch ..."]:
     """Return uniform numbers in [0, 1), float64, for each seed: the same for the same counter.
 
     >>> noise(torch.tensor([1, 2]), 0, 3).shape
@@ -131,9 +129,7 @@ def noise(
     return uniform.reshape(*seeds.shape, *shape)
 
 
-def order_keys(
-    seed: int | Int[Tensor, "*batch"], epoch: int | Int[Tensor, "*batch"]
-) -> Int[Tensor, "*batch rounds two"]:
+def order_keys(seed: Whole, epoch: Whole) -> Int[Tensor, "*batch rounds two"]:
     """Return the multiplier and addend of every round, for epochs of seeds, elementwise.
 
     >>> order_keys(torch.tensor([[1], [2]]), torch.arange(25)).shape
@@ -154,11 +150,7 @@ def order_shape(samples: int) -> tuple[int, int]:
 
 
 def order(
-    seed: int | Int[Tensor, "*batch"],
-    epoch: int,
-    samples: int,
-    start: int = 0,
-    stop: int | None = None,
+    seed: Whole, epoch: int, samples: int, start: int = 0, stop: int | None = None
 ) -> Int[Tensor, "*batch positions"]:
     """Return the order in which each network sees its samples in an epoch: a permutation.
 

@@ -156,7 +156,7 @@ def _from_tables(path: Path, column: str) -> Labelled:
     if sum(counts.values()) > _ROWS:
         raise FileError(f"it claims {sum(counts.values()):,} images, more than {_ROWS:,}; refused")
     (x, y), (x_test, y_test) = (
-        _table(files[part], counts[part], part, column) for part in ("train", "test")
+        _table(paths, counts[part], part, column) for part, paths in files.items()
     )
     return Labelled(x, y, x_test, y_test, _names(path, column))
 

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from numpy.random import Generator, SeedSequence
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from fissile._common.shapes import Bool, Float, Int, brief
 Negatives = Literal["literal", "clause", "flip"]
 Others = Literal["matched", "arbitrary"]
 _Whole = NDArray[np.int64]
+_Bits = NDArray[np.bool_]
 _False = tuple[Negatives, Others]  # how the two kinds of false rows are made
 
 _POSITIVE, _NEAR, _UNIFORM = 0, 1, 2  # kinds of row; a near miss starts as a positive
@@ -106,7 +108,7 @@ def dnf(
     """
     formula = Formula(clauses, size)
     _check(negatives, others, seed, samples=samples)
-    return _samples(formula, samples, (negatives, others), jitter, np.random.SeedSequence(seed))
+    return _samples(formula, samples, (negatives, others), jitter, SeedSequence(seed))
 
 
 def dnf_task(
@@ -128,12 +130,12 @@ def dnf_task(
     """
     formula, false = Formula(clauses, size), (negatives, others)
     _check(negatives, others, seed, train=train, test=test)
-    one, two = np.random.SeedSequence(seed).spawn(2)
+    one, two = SeedSequence(seed).spawn(2)
     return _samples(formula, train, false, jitter, one), _samples(formula, test, false, jitter, two)
 
 
 def _samples(
-    formula: Formula, samples: int, false: _False, jitter: bool, seed: np.random.SeedSequence
+    formula: Formula, samples: int, false: _False, jitter: bool, seed: SeedSequence
 ) -> Samples:
     # Bits and jitter have streams of their own: turning jitter off leaves the bits as they were.
     for_bits, for_jitter = map(np.random.default_rng, seed.spawn(2))
@@ -154,9 +156,7 @@ def _kinds(samples: int) -> _Whole:
     return np.repeat([_POSITIVE, _NEAR, _UNIFORM], [positive, near, samples - positive - near])
 
 
-def _bits(
-    rng: np.random.Generator, formula: Formula, kinds: _Whole, false: _False
-) -> NDArray[np.bool_]:
+def _bits(rng: Generator, formula: Formula, kinds: _Whole, false: _False) -> _Bits:
     """Draw a row for each kind, again for as long as the formula disagrees with it."""
     least, spread = formula.literals // 4, formula.literals // 8
     ones = rng.integers(least, least + spread, size=len(kinds), endpoint=True)
@@ -176,16 +176,14 @@ def _bits(
     )
 
 
-def _draw(
-    rng: np.random.Generator, formula: Formula, kinds: _Whole, ones: _Whole, false: _False
-) -> NDArray[np.bool_]:
+def _draw(rng: Generator, formula: Formula, kinds: _Whole, ones: _Whole, false: _False) -> _Bits:
     """Draw each row once."""
     negatives, others = false
     built, near = kinds != _UNIFORM, np.flatnonzero(kinds == _NEAR)
     clause = rng.integers(formula.clauses, size=len(kinds))
     whole = (formula.groups.numpy() == clause[:, None]) & built[:, None]
     extra = np.where(built, np.maximum(ones - formula.size, 0), ones)
-    bits: NDArray[np.bool_] = whole | _choose(rng, ~whole, extra)
+    bits: _Bits = whole | _choose(rng, ~whole, extra)
     if negatives == "literal":
         bits[near, clause[near] * formula.size + rng.integers(formula.size, size=len(near))] = False
     else:
@@ -197,9 +195,7 @@ def _draw(
     return bits
 
 
-def _choose(
-    rng: np.random.Generator, allowed: NDArray[np.bool_], counts: _Whole
-) -> NDArray[np.bool_]:
+def _choose(rng: Generator, allowed: _Bits, counts: _Whole) -> _Bits:
     """Switch on exactly `counts` of each row's allowed literals, every choice equally likely."""
     chosen = np.zeros_like(allowed)
     rows = np.flatnonzero(counts)

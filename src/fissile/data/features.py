@@ -140,9 +140,7 @@ def _is_text(value: object) -> bool:
 
 def _check_keys(found: Iterable[str]) -> None:
     if missing := [key for key in _KEYS if key not in found]:
-        raise FileError(
-            f"{missing[0]} is missing; write {', '.join(_KEYS)}, and encoder and names if you like"
-        )
+        raise FileError(f"{missing[0]} is missing; write {', '.join(_KEYS)} (and encoder, names)")
     if foreign := sorted(set(found) - {*_KEYS, "encoder", "names"}):
         raise FileError(f"it holds {foreign[0]!r} too, which is not known; write it without")
 

@@ -169,9 +169,7 @@ def _named(discovery: Discovery, where: Where) -> list[Place]:
     patterns = [where] if isinstance(where, str) else where
     listed = isinstance(patterns, Sequence) and all(isinstance(name, str) for name in patterns)
     if not listed or not patterns:
-        raise FissileError(
-            f"where={where!r} is neither a name, nor a list of names, nor a function of a place"
-        )
+        raise FissileError(f"where={where!r} is neither a name, a list of names nor a function")
     named = []
     for pattern in patterns:
         matching = [place for place in places if _matches(place.firsts, pattern)]

@@ -128,9 +128,8 @@ def _clusters_at_once(points: _Points) -> int:
 def _distances(points: _Points, centres: _Centres) -> Float[Tensor, "runs points clusters"]:
     """Squared distances from points to centres."""
     parts = torch.split(centres, _clusters_at_once(points), dim=1)
-    return torch.cat(
-        [_fold((points[:, :, None] - part[:, None]).square_(), -1) for part in parts], -1
-    )
+    squares = ((points[:, :, None] - part[:, None]).square_() for part in parts)
+    return torch.cat([_fold(part, -1) for part in squares], -1)
 
 
 def _centres(points: _Points, members: Bool[Tensor, "runs points clusters"]) -> _Centres:
@@ -250,9 +249,8 @@ class Structured(Split):
                 f'use alpha={self.m // self.n} or the split "{self.n}:{self.n * alpha}"'
             )
         if inputs % self.m:
-            raise FissileError(
-                f"a {self.n}:{self.m} split needs a fan-in divisible by {self.m}, not {inputs}"
-            )
+            needed = f"a fan-in divisible by {self.m}, not {inputs}"
+            raise FissileError(f"a {self.n}:{self.m} split needs {needed}")
         noise = draw(*weight.shape).unflatten(-1, (-1, self.m))  # (*batch, parents, blocks, m)
         return (ranks(noise) % alpha).flatten(-2).to(weight.device)
 
@@ -319,9 +317,7 @@ class Gram(Split):
         parents, inputs = weight.shape[-2:]
         clusters = min(inputs, 4 * alpha) if self.clusters is None else self.clusters
         if not alpha <= clusters <= inputs:
-            raise FissileError(
-                f"the Gram split needs between alpha={alpha} and {inputs} clusters, not {clusters}"
-            )
+            raise FissileError(f"the Gram split needs {alpha} to {inputs} clusters, not {clusters}")
         labels = kmeans(gram_points(weight.cpu()), clusters, draw)
         return _deal_groups(labels, clusters, parents, alpha, draw).to(weight.device)
 

@@ -92,7 +92,7 @@ def _arguments(inputs: Any) -> Inputs:
     tensors = [*args, *kwargs.values()]
     if not tensors or not all(isinstance(x, Tensor) for x in tensors):
         raise FissileError(
-            "example_inputs must be a tensor, a tuple or list of tensors, or a dictionary of them"
+            "example_inputs must be a tensor, or a tuple, list or dictionary of them"
         )
     return args, kwargs
 
@@ -194,9 +194,7 @@ def _exported(plain: nn.Module, inputs: Inputs, free: Any, names: Sequence[str])
         while cause.__cause__ is not None:
             cause = cause.__cause__
         advice = " (try dynamic_batch=False or dynamic_sequence=False)" if any(free) else ""
-        raise FissileError(
-            f"torch.onnx cannot export this model{advice}: {first_line(cause)}"
-        ) from error
+        raise FissileError(f"torch.onnx cannot export this{advice}: {first_line(cause)}") from error
     assert program is not None
     program.rename_axes(_rename(program.model.graph, free, names))
     for node in program.model.graph.all_nodes():

@@ -124,9 +124,7 @@ class ExpandAt(ScheduledExpansion, _Callback):
             message = f"training ended {how}before {self._when()}, and nothing was expanded"
             warnings.warn(message, stacklevel=2)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Expand when the time has come."""
         # Not at the start of the epoch: a run resumed between two epochs is not told of that.
         if self.expanded or self._since(trainer.current_epoch, trainer.global_step) < 0:

@@ -43,7 +43,6 @@ needs("accelerate", "transformers")
 from transformers import (  # noqa: E402
     PreTrainedModel,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
@@ -94,25 +93,21 @@ class ExpandAt(ScheduledExpansion, TrainerCallback):
     _news: Mapping[str, float] = {}
     _watch: RemovableHandle | None = None
 
-    def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_init_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Wait for a checkpoint: the Trainer loads one before it says that training begins."""
-        self._watch = given["model"].register_load_state_dict_pre_hook(_check_checkpoint)
+        self._watch = kwargs["model"].register_load_state_dict_pre_hook(_check_checkpoint)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Refuse what could only fail later; see whether the split is behind us already."""
         if self._watch is not None:
             self._watch.remove()
-        if self.epoch is not None and not has_length(given["train_dataloader"]):
+        if self.epoch is not None and not has_length(kwargs["train_dataloader"]):
             raise FissileError(
                 "the training data has no length, so the Trainer does not count epochs; give "
                 "ExpandAt(step=...) instead"
             )
         past = self._since(state.epoch or 0, state.global_step) > 0
-        expanded = any(isinstance(module, SparseLayer) for module in given["model"].modules())
+        expanded = any(isinstance(module, SparseLayer) for module in kwargs["model"].modules())
         if expanded and not past:
             raise FissileError(
                 f"the model is expanded already, and {self._when()} is still to come; take "
@@ -126,30 +121,26 @@ class ExpandAt(ScheduledExpansion, TrainerCallback):
         if not past:
             _check_alone(args)
             self._check_end(state)
-            check_places(given["model"], self.alpha, self.where)
-            _check_carried(given["optimizer"], given["model"])
+            check_places(kwargs["model"], self.alpha, self.where)
+            _check_carried(kwargs["optimizer"], kwargs["model"])
         self._done = past
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Split if this is the step, or the first step of the epoch."""
         if self._done or self._since(state.epoch or 0, state.global_step) < 0:
             return
-        self._expand(given["model"], given["optimizer"])
+        self._expand(kwargs["model"], kwargs["optimizer"])
         self._done = True
         # The best checkpoint so far is of another shape: the Trainer could not load it at the end.
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
-        numbers = describe(given["model"])
+        numbers = describe(kwargs["model"])
         self._news = {f"fissile/{name}": numbers[name] for name in _LOGGED if name in numbers}
         now = {"epoch": state.epoch or 0, "step": state.global_step}
         state.log_history.append({**self._news, **now})
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Tell the callbacks after this one, such as the progress bar, what the split did."""
-        given["logs"].update(self._news)
+        kwargs["logs"].update(self._news)
         self._news = {}
 
     def _check_end(self, state: TrainerState) -> None:
@@ -280,13 +271,13 @@ def _guard(kind: type[Any]) -> None:
     plain = kind.from_pretrained.__func__
 
     @functools.wraps(plain)
-    def from_pretrained(cls: Any, folder: Any, *args: Any, **given: Any) -> Any:
-        path = Path(str(folder), given.get("subfolder") or "")
+    def from_pretrained(cls: Any, folder: Any, *args: Any, **kwargs: Any) -> Any:
+        path = Path(str(folder), kwargs.get("subfolder") or "")
         if not path.is_dir() or not (text := _text_of_ours(path)):
-            return plain(cls, folder, *args, **given)
+            return plain(cls, folder, *args, **kwargs)
         try:
             _check_config(path, text)
-            return plain(cls, folder, *args, **given)
+            return plain(cls, folder, *args, **kwargs)
         except FissileError as error:
             why = str(error)
             raise FileError(why if str(path) in why else f"{path}: {why}") from None

@@ -16,11 +16,13 @@ from fissile._common.shapes import Bool, Float, Int
 
 #: The owner of a weight that was pruned: no child at all.
 REMOVED = -1
+#: Weights of parents, the child that owns each, and the children's weights.
+_Parents = Float[Tensor, "*batch parents inputs"]
+_Owner = Int[Tensor, "*batch parents inputs"]
+_Children = Float[Tensor, "*batch children inputs"]
 
 
-def owner_mask(
-    owner: Int[Tensor, "*batch parents inputs"], alpha: int
-) -> Bool[Tensor, "*batch children inputs"]:
+def owner_mask(owner: _Owner, alpha: int) -> Bool[Tensor, "*batch children inputs"]:
     """Mark which weight each child holds; child k of parent i is row ``i * alpha + k``.
 
     >>> owner_mask(torch.tensor([[0, 1, 1]]), 2).int()
@@ -31,21 +33,13 @@ def owner_mask(
     return (owner.unsqueeze(-2) == child).flatten(-3, -2)
 
 
-def spread(
-    weight: Float[Tensor, "*batch parents inputs"],
-    owner: Int[Tensor, "*batch parents inputs"],
-    alpha: int,
-) -> Float[Tensor, "*batch children inputs"]:
+def spread(weight: _Parents, owner: _Owner, alpha: int) -> _Children:
     """Write the parents' weights out as the children's sparse rows."""
     mask = owner_mask(owner, alpha)
     return torch.where(mask, children_of(weight, alpha, -2), nothing(weight))
 
 
-def gathered(
-    wide: Float[Tensor, "*batch children inputs"],
-    owner: Int[Tensor, "*batch parents inputs"],
-    alpha: int,
-) -> Float[Tensor, "*batch parents inputs"]:
+def gathered(wide: _Children, owner: _Owner, alpha: int) -> _Parents:
     """Collect the children's rows into the parents' weights again: the inverse of ``spread``."""
     mask = owner_mask(owner, alpha).unflatten(-2, (-1, alpha))
     return torch.where(mask, wide.unflatten(-2, (-1, alpha)), nothing(wide)).sum(-2)

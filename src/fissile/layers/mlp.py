@@ -50,10 +50,8 @@ def _activation_recipe(activation: nn.Module) -> dict[str, Any] | None:
     if _ACTIVATIONS.get(kind.__name__.lower()) is not kind:
         return None
     settings = _settings(kind)
-    return {
-        "name": kind.__name__.lower(),
-        "settings": {k: getattr(activation, k) for k in settings},
-    }
+    values = {key: getattr(activation, key) for key in settings}
+    return {"name": kind.__name__.lower(), "settings": values}
 
 
 def _settings(kind: type[nn.Module]) -> list[str]:
@@ -174,7 +172,7 @@ class MLP(nn.Module):
         activation = activations[0]
         # A network that was edited after it was built is not what these settings would build.
         edited = (
-            any(one != activation for one in activations)
+            any(other != activation for other in activations)
             or any(isinstance(m, nn.LayerNorm) and m.eps != _EPS for m in self.layers)
             or any(isinstance(m, nn.Dropout) and m.p != self.dropout for m in self.layers)
         )
@@ -194,9 +192,8 @@ def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
         raise FissileError(f"sizes must be a list such as [32, 8, 1], not {sizes!r}")
     widths = tuple(whole("a layer's size", width, least=1) for width in sizes)
     if len(widths) < 3:
-        raise FissileError(
-            f"an MLP needs inputs, at least one hidden width and outputs; got {list(sizes)}"
-        )
+        needed = "inputs, at least one hidden width and outputs"
+        raise FissileError(f"an MLP needs {needed}; got {list(sizes)}")
     return widths
 
 

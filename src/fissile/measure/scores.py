@@ -20,6 +20,10 @@ from fissile.measure.weights import on_weights
 Rows = Literal["raw", "unit", "cosine"]
 
 
+Labels = Int[Tensor, "*batch inputs"]
+Truth = Int[Tensor, "*#batch inputs"]
+
+
 class Recovery(NamedTuple):
     """The two scores of clusters against the true groups; 1 is perfect in both.
 
@@ -31,9 +35,7 @@ class Recovery(NamedTuple):
     adjusted_rand: Float[Tensor, "*batch"]
 
 
-def pairwise_agreement(
-    labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]
-) -> Float[Tensor, "*batch"]:
+def pairwise_agreement(labels: Labels, truth: Truth) -> Float[Tensor, "*batch"]:
     """Return the fraction of pairs of inputs that labels and truth treat alike (the Rand index).
 
     >>> labels, truth = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 2])
@@ -47,9 +49,7 @@ def pairwise_agreement(
     return 1 - differ / (both + neither + differ).clamp(min=1)
 
 
-def adjusted_rand(
-    labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]
-) -> Float[Tensor, "*batch"]:
+def adjusted_rand(labels: Labels, truth: Truth) -> Float[Tensor, "*batch"]:
     """Return the Rand index adjusted for chance: 1 for equal partitions, about 0 for random ones.
 
     >>> float(adjusted_rand(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 1])))
@@ -64,9 +64,7 @@ def adjusted_rand(
 
 
 @on_weights
-def gram_clusters(
-    weight: Weights, clusters: int, draw: Draw, *, rows: Rows = "raw"
-) -> Int[Tensor, "*batch inputs"]:
+def gram_clusters(weight: Weights, clusters: int, draw: Draw, *, rows: Rows = "raw") -> Labels:
     """Return the cluster of each input: k-means over the rows of the Gram matrix.
 
     >>> from fissile._common.random import drawer
@@ -111,9 +109,7 @@ def recovery(weight: Weights, groups: Group, draw: Draw, *, rows: Rows = "raw") 
     return Recovery(pairwise_agreement(labels, groups), adjusted_rand(labels, groups))
 
 
-def _pairs(
-    labels: Int[Tensor, "*batch inputs"], truth: Int[Tensor, "*#batch inputs"]
-) -> list[Tensor]:
+def _pairs(labels: Labels, truth: Truth) -> list[Tensor]:
     """Count the pairs of inputs that both, only labels, only truth, or neither put together."""
     labels, truth = torch.as_tensor(labels), torch.as_tensor(truth)
     inputs = labels.shape[-1]

@@ -289,7 +289,7 @@ BAD = {
     "meta": (lambda: expand(MLP([6, 4, 2], device="meta"), 2), "no values"),
     "sizes a number": (lambda: MLP(5), "sizes must be a list"),
     "dropout a word": (lambda: MLP([6, 4, 2], dropout="a"), "dropout must be in"),
-    "clusters": (lambda: expand(MLP([6, 4, 2]), 2, fissile.Gram(7)), "and 6 clusters, not 7"),
+    "clusters": (lambda: expand(MLP([6, 4, 2]), 2, fissile.Gram(7)), "to 6 clusters, not 7"),
     "unknown budget": (lambda: expand(MLP([6, 4, 2]), 2, budget="some"), "unknown budget 'some'"),
     "nothing left": (
         lambda: expand(MLP([4, 4, 1], layer_norm=True), 4, budget="all"),

@@ -117,9 +117,7 @@ class ImageEncoder(_Frozen):
             images = images.contiguous(memory_format=torch.channels_last)
             features = self._forward(images)
             if not isinstance(features, Tensor) or features.ndim < 2:
-                raise FissileError(
-                    f"{self.name} gives no rows of features; it must return a tensor (n, width)"
-                )
+                raise FissileError(f"{self.name} must return rows of features, a tensor (n, width)")
             return features.flatten(1).float().cpu()
 
 

@@ -159,9 +159,7 @@ def _check_fit(source: Source, encoder: Encoder, pca: int | None) -> None:
         )
     most = min(encoder.width, len(source.splits["train"].items) - 1)
     if pca is not None and whole("pca", pca, least=1) > most:
-        raise FissileError(
-            f"pca={pca} is more than the {most:,} components there can be; give fewer"
-        )
+        raise FissileError(f"pca={pca} is more than the {most:,} components there are; give fewer")
 
 
 def _features(
@@ -180,15 +178,13 @@ def _features(
             try:
                 features = encoder.encode(prepared).numpy()
             except torch.OutOfMemoryError:
-                raise FissileError(
-                    f"batch={batch} does not fit into memory; give a smaller one"
-                ) from None
+                why = f"batch={batch} does not fit into memory; give a smaller one"
+                raise FissileError(why) from None
         if normalize:
             features = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
         if features.ndim != 2 or features.shape[1] != encoder.width:
-            raise FissileError(
-                f"{encoder.name} gave {features.shape}, not rows of {encoder.width} ({where})"
-            )
+            gave = f"{features.shape}, not rows of {encoder.width}"
+            raise FissileError(f"{encoder.name} gave {gave} ({where})")
         if not np.isfinite(features).all():
             raise FissileError(f"{encoder.name} gave NaN or infinity ({where}); give it other data")
         _check_range(features, encoder.name, part.dtype)

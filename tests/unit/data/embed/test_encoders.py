@@ -180,7 +180,7 @@ def test_texts_pass_as_they_are():
         ("module:nowhere:net", "No module named 'nowhere'; give module:"),
         (f"{HERE}:nothing", "nothing.*give module:"),
         (f"{HERE}:number", "returned a int; it must return an nn.Module"),
-        (f"{HERE}:vector", "it must return a tensor"),
+        (f"{HERE}:vector", "must return rows of features"),
         (f"{HERE}:lines", "could not be made: no network: try again$"),
         (f"{HERE}:pictures", "could not be made: pictures.. missing 1 required"),
     ],
