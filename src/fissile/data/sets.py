@@ -185,13 +185,11 @@ def mean_length(x: NDArray[Any]) -> float:
 
 def _column_means(x: NDArray[Any], shift: NDArray[Any] | float, power: int = 1) -> NDArray[Any]:
     total = sum(((part.astype(np.float64) - shift) ** power).sum(0) for part in chunks(x))
-    means: NDArray[Any] = np.asarray(total) / len(x)
-    return means
+    return np.asarray(total / len(x))
 
 
 def _lengths(x: NDArray[Any]) -> NDArray[Any]:
-    lengths: NDArray[Any] = np.linalg.norm(x.astype(np.float32), axis=1, keepdims=True)
-    return lengths
+    return np.asarray(np.linalg.norm(x.astype(np.float32), axis=1, keepdims=True))
 
 
 def _spread(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.intp]:

@@ -73,7 +73,7 @@ def forward_of(module: nn.Module) -> Any:
     return getattr(type(module), "forward", None)
 
 
-def is_torch_s(module: nn.Module) -> bool:
+def is_of_torch(module: nn.Module) -> bool:
     """Return whether a module is one of torch.nn, whose code is known."""
     return type(module).__module__.startswith("torch.nn.")
 
@@ -99,9 +99,8 @@ def _is_quantized(module: nn.Module) -> bool:
 
 def is_layer(module: nn.Module) -> bool:
     """Return whether a module has neurons of its own: linear layers and convolutions."""
-    if isinstance(module, nn.Linear | _ConvNd):
-        return True
-    return is_transposed(module) or isinstance(module, SparseLayer) or _is_quantized(module)
+    known = isinstance(module, nn.Linear | _ConvNd | SparseLayer)
+    return known or is_transposed(module) or _is_quantized(module)
 
 
 def kind_of(module: nn.Module) -> str:
@@ -153,7 +152,7 @@ def passage(module: nn.Module, name: str, width: int, conv: bool) -> bool | str:
         return False
     if isinstance(module, nn.Flatten | nn.Unflatten):
         return f"its output is reshaped by {called}"
-    if is_elementwise(module) and (is_torch_s(module) or is_elementwise(module, training=True)):
+    if is_elementwise(module) and (is_of_torch(module) or is_elementwise(module, training=True)):
         return True
     return f"its output goes through {called}, which is not elementwise"
 
@@ -281,11 +280,10 @@ def wrapped_in(model: nn.Module) -> str | None:
 def tied(model: nn.Module) -> dict[int, str]:
     """Map what the model holds under several names, parameters and norms, to those names."""
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    for name, module in model.named_modules(remove_duplicate=False):
-        if widens(module):
-            names.setdefault(id(module), []).append(name)
+    modules = model.named_modules(remove_duplicate=False)
+    norms = ((name, module) for name, module in modules if widens(module))
+    for name, part in (*model.named_parameters(remove_duplicate=False), *norms):
+        names.setdefault(id(part), []).append(name)
     return {key: " and ".join(many) for key, many in names.items() if len(many) > 1}
 
 

@@ -28,7 +28,7 @@ from fissile.discovery.module_checks import (
     has_hooks,
     is_known_code,
     is_layer,
-    is_torch_s,
+    is_of_torch,
     is_transformer_layer,
 )
 
@@ -153,7 +153,7 @@ def _is_closed(module: nn.Module) -> bool:
         return True
     if any(True for _ in module.children()):
         return False
-    return is_torch_s(module) or has_hooks(module)
+    return is_of_torch(module) or has_hooks(module)
 
 
 def _trace_scope(root: nn.Module, broken: set[type[nn.Module]], method: str) -> Scope | str:

@@ -59,10 +59,10 @@ def keep_largest(
 
 def keep_together(first: First, second: Second, count: int | Int[Tensor, "*batch"]) -> Masks:
     """Keep the ``count`` largest scores over both layers of a pair together."""
-    one, two = first.flatten(-2), second.flatten(-2)
-    kept = keep_largest(torch.cat([one, two], -1), count)
-    keep_first, keep_second = kept.split([one.shape[-1], two.shape[-1]], -1)
-    return keep_first.view(first.shape), keep_second.view(second.shape)
+    scores = [first.flatten(-2), second.flatten(-2)]
+    kept = keep_largest(torch.cat(scores, -1), count)
+    of_first, of_second = kept.split([part.shape[-1] for part in scores], -1)
+    return of_first.view(first.shape), of_second.view(second.shape)
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,10 @@ def nonzeros(model: nn.Module) -> NonZeros:
 
 
 def _count(layer: str, module: nn.Module, key: str, parameter: Tensor) -> Count:
-    if key == "bias" and not _is_norm(module):
-        return Count(layer, "bias", parameter.numel())
-    if _is_norm(module):
+    if "norm" in type(module).__name__.lower():
         return Count(layer, "norm", parameter.numel())
+    if key == "bias":
+        return Count(layer, "bias", parameter.numel())
     if isinstance(module, SparseLayer):
         return Count(layer, "weight", module.nonzeros())
     if parameter.ndim >= 2:
@@ -142,10 +142,6 @@ def _count(layer: str, module: nn.Module, key: str, parameter: Tensor) -> Count:
         whole = count.full_tensor() if hasattr(count, "full_tensor") else count
         return Count(layer, "weight", int(whole))
     return Count(layer, "other", parameter.numel())
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
 
 
 @dataclass(frozen=True)

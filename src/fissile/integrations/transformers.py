@@ -4,9 +4,9 @@
 >>> wide = AutoModel.from_pretrained("wide")
 
 The recipe sits in ``config.json`` where a quantizer's settings would, because transformers lets a
-registered quantizer replace the layers of an empty model before its weights are loaded. Nothing is
-quantised. Where this module is not imported, ``from_pretrained`` fails and says so. For people
-without fissile save ``fissile.to_dense(wide)``; it refuses where no config can say how wide it is.
+registered quantizer replace the layers of an empty model before its weights are loaded. Where this
+module is not imported, ``from_pretrained`` fails and says so. For people without fissile save
+``fissile.to_dense(wide)``; it refuses where no config can say how wide it is.
 
 A model made anew from an expanded one's config is dense and as wide as the children:
 ``del model.config.quantization_config`` before saving it.
@@ -73,12 +73,9 @@ class ExpandAt(ScheduledExpansion, TrainerCallback):
     >>> trainer.train()
 
     Optimizer and schedule continue. ``state.log_history`` records ``fissile/nonzeros`` and
-    ``fissile/neurons``; so do loggers whose callbacks come after this one, not those that
-    ``report_to`` puts before it. With ``load_best_model_at_end`` the best model is the best after
-    the split.
-
-    A checkpoint from before the split resumes as usual. For one from after it load the model with
-    ``from_pretrained`` first, and give the Trainer the same callback, which does not expand again.
+    ``fissile/neurons``; so do loggers whose callbacks come after this one. The best model is the
+    best after the split. A checkpoint from before the split resumes as usual. For one from after it
+    load the model with ``from_pretrained`` first, and give the Trainer the same callback.
 
     ``split``, ``where``, ``seed`` and ``budget`` are those of :func:`fissile.expand`.
 

@@ -1,14 +1,8 @@
 """The layers of an expanded network: what has been removed cannot come back.
 
-* :class:`PartitionedLinear` and :class:`PartitionedConv2d` keep the parents' weights as they were
-  plus one small integer per weight, its owner. A removed weight has no owner, so there is nothing
-  an optimizer could revive.
-* :class:`MaskedLinear` and :class:`MaskedConv2d` are for patterns that are no partition: the wider
-  second layer, overlapping children, dynamic masks.
-* :class:`DropConnectLinear` draws a fresh mask at each forward pass (a control, not a split).
-
-Each linear one may hold a stack of layers, every tensor with a leading dimension: a bank is made
-of those.
+Where children share no inputs, a layer keeps the parents' weights and an owner for each; what was
+removed has none. Other patterns are masks: overlapping children, the wider second layer, dynamic
+masks. Linear layers may be a stack, every tensor with a leading dimension: a bank is made of those.
 """
 
 from fissile.layers.base import (
