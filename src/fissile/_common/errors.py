@@ -29,20 +29,20 @@ class FileError(FissileError):
     """
 
     def __str__(self) -> str:
-        return printable(super().__str__(), 4500)
+        return printable(super().__str__(), 4500, keep="")
 
 
-def printable(text: str, most: int) -> str:
-    r"""Return a text as a terminal can show it: what could be a command is written out.
+def printable(text: str, most: int | None = None, keep: str = "\n\t\xa0") -> str:
+    r"""Return a text in which nothing is a command to the terminal or turns its direction.
 
-    Of a long text the middle goes: the advice of an error is at its end.
+    >>> print(printable("a \x1b[31mred\x1b[0m name"))
+    a \x1b[31mred\x1b[0m name
 
-    >>> print(printable("a bell" + chr(7), 300))
-    a bell\x07
+    Of a text longer than ``most`` the middle goes: the advice of an error is at its end.
     """
-    if len(text) > most:
+    if most is not None and len(text) > most:
         text = f"{text[: most - 100]} ... {text[-95:]}"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def first_line(error: BaseException) -> str:

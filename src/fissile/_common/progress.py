@@ -17,15 +17,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:,.1f} h"
 
 
-def printable(text: str) -> str:
-    r"""Return a text in which nothing is a command to the terminal or turns its direction.
-
-    >>> print(printable("a \x1b[31mred\x1b[0m name"))
-    a \x1b[31mred\x1b[0m name
-    """
-    return "".join(c if c.isprintable() or c in "\n\t\xa0" else ascii(c)[1:-1] for c in text)
-
-
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Align the columns of a table, those of numbers to the right.
 

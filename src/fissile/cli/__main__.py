@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from fissile._common.errors import FissileError, needs
-from fissile._common.progress import printable
+from fissile._common.errors import FissileError, needs, printable
 
 
 def main(ready: Callable[[], object] = lambda: None) -> None:

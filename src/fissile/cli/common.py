@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fissile._common.errors import FissileError
-from fissile._common.progress import duration, printable
+from fissile._common.errors import FissileError, printable
+from fissile._common.progress import duration
 from fissile.lab.batching import Local, default_jobs, pool
 from fissile.lab.frame import labelled
 from fissile.lab.results import Results

@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 import fissile
-from fissile._common.errors import FissileError
+from fissile._common.errors import FissileError, printable
 from fissile._common.files import atomic_write
-from fissile._common.progress import duration, printable
+from fissile._common.progress import duration
 from fissile.bank import check_device
 from fissile.cli import data, embed, pack
 from fissile.cli.common import (

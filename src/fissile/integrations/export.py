@@ -91,9 +91,7 @@ def _arguments(inputs: Any) -> Inputs:
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     tensors = [*args, *kwargs.values()]
     if not tensors or not all(isinstance(x, Tensor) for x in tensors):
-        raise FissileError(
-            "example_inputs must be a tensor, or a tuple, list or dictionary of them"
-        )
+        raise FissileError("example_inputs must be a tensor, a tuple, list or dict of tensors")
     return args, kwargs
 
 

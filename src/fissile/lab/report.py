@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 import fissile
-from fissile._common.errors import FileError, FissileError, needs
+from fissile._common.errors import FileError, FissileError, needs, printable
 from fissile._common.files import move_finished
-from fissile._common.progress import duration, printable
+from fissile._common.progress import duration
 from fissile.lab import plots
 from fissile.lab.claims import Status, Verdict, counts
 from fissile.lab.frame import labelled, pick

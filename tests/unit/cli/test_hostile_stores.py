@@ -14,7 +14,7 @@ import pytest
 from command import called
 from fake_stores import HERE
 
-from fissile._common.progress import printable
+from fissile._common.errors import printable
 from fissile.cli.__main__ import main
 from fissile.cli.common import show, table_of
 from fissile.lab.compute import TrialResult

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from fissile._common.errors import needs
-from fissile._common.progress import printable
+from fissile._common.errors import needs, printable
 from fissile.lab.frame import labelled
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and two greys.
