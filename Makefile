@@ -79,9 +79,9 @@ bench-stream: .venv/demo.stamp
 bench-studies: .venv/demo.stamp
 	$(BIN)/python benchmarks/studies.py
 
-# Everything under results/, from the trials in results/store: only what is not there is trained, if its
-# data are here. Without that folder all is made from nothing. FEATURES stand in for CLIP's, and are
-# named beside every number. CNNs need a GPU: make results DEVICE=cuda
+# Everything under results/, from the trials in results/trials: only what is not there is trained, if
+# its data are here. FEATURES stand in for CLIP's, and are named beside every number. CNNs need a GPU:
+# make results DEVICE=cuda
 FEATURES ?= cifar100-efficientnet-lite2
 DEVICE ?= cpu
 MADE := codes superposition interference capacity cosine circuits clustered embed-neurons \
@@ -90,15 +90,17 @@ ON_FEATURES := cifar100 equivalence timing cosine-width feature-demand structure
   dynamic single-mask dropconnect deep
 results: export FISSILE_LAB := results/store
 results: .venv/demo.stamp
+	$(BIN)/fissile take results/trials/*.parquet
 	$(BIN)/fissile run $(MADE) --scale paper --device $(DEVICE)
 	-$(BIN)/fissile run fashionmnist --scale paper --device $(DEVICE)
 	-$(BIN)/fissile run clinc150 --scale paper --device $(DEVICE)
 	-$(BIN)/fissile run $(ON_FEATURES) --scale paper --device $(DEVICE) --set data=$(FEATURES)
 	-[ $(DEVICE) = cpu ] || $(BIN)/fissile run cnn-256 cnn-512 --scale paper --trials 3 --device $(DEVICE)
 	$(BIN)/fissile report --scale paper --to results
-	mkdir -p results/tidy
 	for id in $$(sed 1d results/claims.csv | cut -d, -f1 | sort -u); do \
-	  $(BIN)/fissile results $$id --scale paper --format parquet --to results/tidy/$$id.parquet; done
+	  $(BIN)/fissile results $$id --scale paper --format parquet --to results/tidy/$$id.parquet; \
+	  $(BIN)/fissile results $$id --scale paper --format trials --to results/trials/$$id.parquet; \
+	  done
 	$(BIN)/python docs/scripts/readings.py
 	$(BIN)/python docs/scripts/include.py
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pandas
 import pytest
 
-from fissile.lab.frame import ARM
+from fissile.lab.frame import ARM, tidy
 from fissile.lab.report import claims_markdown
-from fissile.lab.results import judged
+from fissile.lab.results import judged, load
+from fissile.lab.store import Store
+from fissile.lab.store.parquet import TrialsFile
 from fissile.lab.studies import STUDIES, find
 from fissile.lab.studies.sparsity import MOVES
 
@@ -35,6 +37,16 @@ WITHOUT_DATA = {"imagenet100", "imagenet1k"}
 ELSEWHERE = {study.id for study in find(["frontier", "ablation"])}
 TRIALS = {"cnn-256": 3, "cnn-512": 3}
 SHOWN = {name: study for name, study in STUDIES.items() if name not in WITHOUT_DATA | ELSEWHERE}
+
+
+@pytest.mark.parametrize("study", SHOWN)
+def test_the_tables_are_those_of_the_trials(study, tmp_path):
+    with Store(tmp_path) as store:
+        store.take(TrialsFile(RESULTS / "trials" / f"{study}.parquet"))
+        (run,) = store.runs()
+        frame = tidy(load(store, run).frame)
+    assert run.study == study
+    assert frame.equals(pandas.read_parquet(RESULTS / "tidy" / f"{study}.parquet"))
 
 
 @pytest.mark.parametrize("study", SHOWN.values(), ids=SHOWN)
@@ -72,7 +84,7 @@ def test_features_that_are_not_the_paper_s_are_named_beside_every_number():
         for encoder in encoders:
             assert "not CLIP" in encoder
             assert {row["features"] for row in claims_of(name)} == {encoder}
-            assert f"| {name} ({encoder}) |" in readme
+            assert f"| {name} ({encoder}" in readme
             assert f"the networks saw {encoder}" in page
             if STUDIES[name].published:
                 assert encoder in (RESULTS / "tables" / f"{name}.md").read_text()

@@ -39,7 +39,7 @@ from fissile.cli.common import (
     table_of,
 )
 from fissile.cli.run import PLAN, RUN, plan, run
-from fissile.lab.results import load, matching, nearest, readable, shown
+from fissile.lab.results import Results, load, matching, nearest, readable, shown
 from fissile.lab.run import Bar
 from fissile.lab.run import run as run_trials
 from fissile.lab.store import Store
@@ -48,14 +48,14 @@ from fissile.lab.study import SCALES, Study
 
 app = typer.Typer(
     help="The lab of fissile: every figure and table of the paper from one command.",
-    epilog="Begin with: fissile run codes capacity && fissile report",
+    epilog="Begin with: fissile run codes && fissile report",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-FORMATS = ("table", "csv", "json", "parquet")
+FORMATS = ("table", "csv", "json", "parquet", "trials")
 Format = Enum("Format", {name: name for name in FORMATS}, type=str)  # type: ignore[misc]
 
 
@@ -101,13 +101,29 @@ app.command(epilog=pack.UNPACK)(pack.unpack)
 app.command(epilog=pack.BENCH)(pack.bench)
 
 
-@app.command(epilog="Example: fissile take from-the-cluster --out fissile-lab")
+@app.command(
+    epilog="Examples: fissile take from-the-cluster --out fissile-lab · "
+    "fissile take results/trials/*.parquet"
+)
 def take(
-    other: Annotated[Path, typer.Argument(help="The folder of another store.")], out: Out = OUT
+    others: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of other stores, or files of trials (--format trials)."),
+    ],
+    out: Out = OUT,
 ) -> None:
-    """Take over what another store has finished, such as one that was filled elsewhere."""
-    with Store(other, create=False) as theirs, Store(out) as store:
-        new = store.take(theirs)
+    """Take over what other stores have finished, such as one that was filled elsewhere."""
+    from fissile.lab.store.parquet import TrialsFile
+
+    with Store(out) as store:
+        before = store.count()
+        for other in others:
+            if other.is_dir() or not other.exists():
+                with Store(other, create=False) as theirs:
+                    store.take(theirs)
+            else:
+                store.take(TrialsFile(other))
+        new = store.count() - before
         typer.echo(f"{new:,} trials are new; {out} holds {store.count():,}.")
 
 
@@ -129,13 +145,17 @@ def status(
 @app.command(
     epilog="Examples: fissile results capacity · fissile results codes-2 > codes.csv · "
     "fissile results codes --set clauses=16 · "
-    "fissile results superposition --format parquet --to gains.parquet"
+    "fissile results superposition --format parquet --to gains.parquet · "
+    "fissile results codes --format trials --to codes.parquet"
 )
 def results(
     name: Annotated[str, typer.Argument(help="A run or a study.", autocompletion=complete)],
     format: Annotated[
         Format | None,
-        typer.Option(help="By default a table of means on the terminal, and csv elsewhere."),
+        typer.Option(
+            help="By default a table of means on the terminal, and csv elsewhere; trials is what "
+            "fissile take reads."
+        ),
     ] = None,
     to: Annotated[Path | None, typer.Option(help="A file; by default the terminal.")] = None,
     scale: SomeScale = None,
@@ -157,11 +177,14 @@ def results(
         if found is None or not found.rows:
             what = f"{out} holds no such results of {name}"
             raise FissileError(nothing(store, what, f"fissile run {name}"))
+        if format is not None and format.value == "trials":
+            _keep(store, found, to)
+            return
     for_reading = to is None and sys.stdout.isatty()
     kind = format.value if format else "table" if for_reading else "csv"
     if kind == "table" and to is not None:
         raise FissileError(
-            "--format table is for the terminal; give csv, json or parquet with --to"
+            "--format table is for the terminal; give csv, json, parquet or trials with --to"
         )
     if kind == "table":
         typer.echo(shown(found.run))
@@ -305,6 +328,16 @@ def _cost(study: Study, scale: str, store: Store | None) -> str:
     done = 0 if store is None else len(store.finished(work.key for work in works))
     cost = f"{len(works):,}, {duration(sum(work.cost for work in works))}"
     return f"{cost}, {100 * done // len(works)} % done" if done else cost
+
+
+def _keep(store: Store, found: Results, to: Path | None) -> None:
+    """Write the trials of a run as another store can take them over."""
+    from fissile.lab.store.parquet import write
+
+    if to is None:
+        raise FissileError("--format trials is a file; give its name with --to")
+    with _writing(to, "wb") as file:
+        write(file, store, found.run, [work.key for work in (*found.works, *found.converged)])
 
 
 def _write(frame: Any, format: str, to: Path | None) -> None:

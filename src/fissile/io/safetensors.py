@@ -65,7 +65,9 @@ def opened_file(path: str | os.PathLike[str]) -> Iterator[Any]:
             yield file
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or first_line(error)}; give another file") from None
+    except SafetensorError as error:
         raise FileError(f"{path}: not a readable safetensors file: {first_line(error)}") from None
 
 

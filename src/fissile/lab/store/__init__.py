@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,9 @@ from fissile.lab.compute import TrialResult
 from fissile.lab.store.database import advised, open_database, undamaged
 from fissile.lab.store.provenance import Provenance
 from fissile.lab.trial import Work
+
+if TYPE_CHECKING:
+    from fissile.lab.store.parquet import TrialsFile
 
 __all__ = ["Provenance", "Row", "Rows", "Run", "Store", "Time"]
 
@@ -235,7 +238,8 @@ def _inflated(blob: bytes | None, room: int | None = None) -> dict[str, NDArray[
         return dict(arrays)
 
 
-def _run_of(request: object, command: object, started: object) -> Run:
+def run_of(request: object, command: object, started: object) -> Run:
+    """Return a run as it is stored."""
     study, scale, trials, changes = json.loads(_text(request))
     if not (trials is None or (type(trials) is int and 0 < trials < _LARGE)):
         raise ValueError(f"{trials!r} trials")
@@ -319,10 +323,10 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
         self.path = Path(path)
-        self._file = self.path / "trials.sqlite"
+        self.file = self.path / "trials.sqlite"
         self._flight: Flight | None = None
         self._mine: set[str] = set()
-        self._db = open_database(self._file, create=create)
+        self._db = open_database(self.file, create=create)
 
     def finished(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that are stored."""
@@ -362,7 +366,7 @@ class Store:
     def rows(self, keys: Iterable[str]) -> Rows:
         """Return the trials that are stored, in the order asked for, without their arrays."""
         keys, rows, key = list(keys), Rows(), ""
-        with undamaged(self._file, lambda: f"the trial {key}"):
+        with undamaged(self.file, lambda: f"the trial {key}"):
             for start in range(0, len(keys), _CHUNK):
                 part = keys[start : start + _CHUNK]
                 columns = "key, measures, provenance, seconds, finished"
@@ -380,7 +384,7 @@ class Store:
         """
         found, room = dict[str, dict[str, NDArray[Any]]](), _ROOM
         for key, blob in self._select("key, arrays", keys):
-            with undamaged(self._file, f"the trial {key}"):
+            with undamaged(self.file, f"the trial {key}"):
                 found[key] = _inflated(blob, room)
             room -= sum(one.nbytes for one in found[key].values())
         return {key: arrays for key, arrays in found.items() if arrays}
@@ -391,7 +395,7 @@ class Store:
         >>> store.times()[0].seconds
         """
         rows = self._query("SELECT kind, spec, provenance, seconds, finished FROM trials")
-        with undamaged(self._file, "a trial"):
+        with undamaged(self.file, "a trial"):
             return [
                 Time(_text(kind), _spec(spec), _provenance(by).device, _seconds(taken), _time(at))
                 for kind, spec, by, taken, at in rows
@@ -408,7 +412,7 @@ class Store:
         other's claims: work may be done twice, but the first result stays all the same.
         """
         if self._flight is None:
-            with advised(self._file):
+            with advised(self.file):
                 self._flight = Flight.over(self.path.resolve() / "flight.lock")
         took = {key for key in keys if key in self._mine or self._flight.take(key)}
         self._mine |= took
@@ -424,7 +428,7 @@ class Store:
             self._flight.drop(key)
             self._mine.remove(key)
 
-    def take(self, other: Store) -> int:
+    def take(self, other: Store | TrialsFile) -> int:
         """Add what another store has finished and was asked for; return how many trials are new.
 
         >>> Store("here").take(Store("from-the-cluster", create=False))
@@ -436,14 +440,18 @@ class Store:
         runs = [(run.asked, run.command, run.started) for run in reversed(other.runs())]
         checks: tuple[Any, ...] = (_text, _text, _spec, _measures, _inflated)
         checks += _provenance, _seconds, _time
-        with self._transaction() as db, advised(other._file):
-            for values in other._db.execute("SELECT * FROM trials"):
-                with undamaged(other._file, f"the trial {values[0]}"):
+        with self._transaction() as db, advised(other.file):
+            for values in other.stored():
+                with undamaged(other.file, f"the trial {values[0]}"):
                     for check, value in zip(checks, values, strict=True):
                         check(value)
                 db.execute(_INSERT, values)
             db.executemany(f"INSERT {_RUN} ON CONFLICT DO NOTHING", runs)
         return self.count() - before
+
+    def stored(self, keys: Iterable[str] | None = None) -> Iterator[tuple[Any, ...]]:
+        """Return the rows of trials as the database has them: of all, or of these keys."""
+        return self._db.execute("SELECT * FROM trials") if keys is None else self._select("*", keys)
 
     def note_run(self, run: Run) -> None:
         """Remember what was asked for: the same request is kept once, and is now the newest."""
@@ -456,9 +464,9 @@ class Store:
         order = self._query("SELECT request FROM runs ORDER BY rowid DESC")
         runs: dict[object, Run] = {}
         counts: Counter[str] = Counter()
-        with undamaged(self._file, "the list of runs"):
+        with undamaged(self.file, "the list of runs"):
             for row in rows:
-                run = _run_of(*row)
+                run = run_of(*row)
                 counts[run.study] += 1
                 runs[row[0]] = replace(run, number=counts[run.study])
         return [runs[request] for (request,) in order]
@@ -471,7 +479,7 @@ class Store:
         """Give up all claims and close; whoever closes last leaves everything in one file."""
         self.release(self._mine)
         self._flight = None
-        with advised(self._file):
+        with advised(self.file):
             self._db.close()
 
     def __enter__(self) -> Store:
@@ -481,7 +489,7 @@ class Store:
         self.close()
 
     def _query(self, query: str, values: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-        with advised(self._file):
+        with advised(self.file):
             return self._db.execute(query, values).fetchall()
 
     def _select(self, columns: str, keys: Iterable[str]) -> Iterator[tuple[Any, ...]]:
@@ -492,7 +500,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with advised(self._file):
+        with advised(self.file):
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
