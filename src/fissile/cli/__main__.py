@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from fissile._common.errors import FissileError, needs, printable
+from fissile._common.errors import FissileError, printable
 
 
 def main(ready: Callable[[], object] = lambda: None) -> None:
@@ -14,9 +14,7 @@ def main(ready: Callable[[], object] = lambda: None) -> None:
     ``ready`` is called once everything is imported.
     """
     try:
-        for module in ("typer", "rich", "pandas", "scipy"):
-            needs(module, "lab")
-        from fissile.cli import app
+        from fissile.cli import app  # which says what is missing
 
         ready()
         app(prog_name="fissile")

@@ -113,9 +113,6 @@ def get(context: typer.Context, name: Name, data: Data = None) -> None:
         raise typer.Exit(1)
 
 
-# --- helpers
-
-
 def _download(remotes: Sequence[Remote], place: Path) -> None:
     columns = (
         progress.TextColumn("{task.description}"),

@@ -50,8 +50,7 @@ def pack(
         Dtype | None, typer.Option(help="Of all numbers; by default they keep their own.")
     ] = None,
     layout: Annotated[
-        Where,
-        typer.Option(help="Owners in the weights' lowest bits, or in planes beside them."),
+        Where, typer.Option(help="Owners in the weights' lowest bits, or in planes beside them.")
     ] = "inline",  # type: ignore[assignment]
 ) -> None:
     """Pack a saved model for inference: the wide network in the bytes of the narrow one."""
@@ -62,10 +61,7 @@ def pack(
     typer.echo(f"{to}: {done.weights:,} weights in {done.after:,} bytes")
 
 
-def unpack(
-    model: Annotated[Path, typer.Argument(help="A packed model.")],
-    to: To,
-) -> None:
+def unpack(model: Annotated[Path, typer.Argument(help="A packed model.")], to: To) -> None:
     """Write a packed model as an expanded one again, which can be trained."""
     from fissile.io.packing import unpack_file
 
@@ -142,9 +138,6 @@ def _print_packing(done: Packing) -> None:
     show(table)
     if done.bits:
         typer.echo(f"Of a weight, {done.bits:.2f} bits say where it goes, on average.")
-
-
-# --- timing
 
 
 def _contests(

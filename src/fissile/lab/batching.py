@@ -28,9 +28,6 @@ from fissile.lab.trial import Contender, Images, Trial, Work
 BATCH = {"cpu": 6.0, "cuda": 7.0}
 
 
-# --- what waits
-
-
 class Unit(NamedTuple):
     """The trials of one network, which stay together: its arms share a warm-up."""
 
@@ -143,9 +140,6 @@ def least_networks(work: Work, device: str, cores: int = 1, contenders: float = 
 
         return SIDE_BY_SIDE if on_gpu else 1
     return 1 if on_gpu else cores
-
-
-# --- where batches are computed
 
 
 class Lost(Exception):

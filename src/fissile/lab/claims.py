@@ -132,9 +132,6 @@ def both_arms(
     return [table[name].to_numpy() for name in (arm, over)]
 
 
-# --- arms compared cell by cell and trial by trial
-
-
 class _Cell(NamedTuple):
     """How much better an arm is in a cell, the p-value of that, and where it is."""
 

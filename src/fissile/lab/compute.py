@@ -85,9 +85,6 @@ def _grid(trials: Sequence[Trial]) -> tuple[list[Trial], list[Arm]]:
     return networks, arms
 
 
-# --- on the bank
-
-
 def _bank(
     networks: Sequence[Trial], device: str, arrays: Arrays | None
 ) -> tuple[Formulas | Classifiers, Bank]:
@@ -195,9 +192,6 @@ def bank_arm(arm: Arm, network: Trial) -> BankArm:
         case _:
             split = resolve_split(arm.split)
     return Expand(arm.alpha, split, moments=arm.moments)
-
-
-# --- behind a convolutional backbone
 
 
 def _behind_backbones(

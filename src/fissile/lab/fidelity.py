@@ -213,9 +213,6 @@ def common(fits: Sequence[Fit]) -> list[tuple[float, list[Fit]]]:
     return sorted(scored, key=lambda pair: pair[0])
 
 
-# --- what the search found, as Markdown
-
-
 def markdown(fits: Sequence[Fit]) -> str:
     """Write everything the search found, as tables.
 

@@ -30,9 +30,6 @@ _LABELS = 8  # more would crowd an axis
 _APART = 0.16  # inches from one label to the next, or they would touch
 
 
-# --- lines
-
-
 def lines(spot: Spot) -> None:
     """Draw the mean and the standard error of every arm, its stars, and the baseline."""
     panel, table, axes = spot
@@ -92,9 +89,6 @@ def _roomy(low: float, high: float, above: float) -> tuple[float, float]:
     return low - 0.07 * span, high + above * span
 
 
-# --- regressions
-
-
 def regression(spot: Spot) -> None:
     """Draw the cells' means, the line through those of each arm, and its R² above them."""
     panel, table, axes = spot
@@ -115,9 +109,6 @@ def regression(spot: Spot) -> None:
     rows = ceil(len(shown) / 2)
     axes.set_ylim(_roomy(table["y"].min(), table["y"].max(), 0.08 + 0.14 * rows))
     axes.set(xlabel=named(panel.x), ylabel=named(panel.y, LETTERS))
-
-
-# --- series
 
 
 def series(spot: Spot) -> None:
@@ -186,9 +177,6 @@ def ticks(values: Sequence[float], places: Sequence[float], inches: float) -> li
     return [values[number] for number in kept]
 
 
-# --- training curves, accuracy over weights
-
-
 def grown(spot: Spot) -> None:
     """Draw the test accuracy over the epochs: dense, and a curve for every time of the split."""
     from matplotlib import colormaps
@@ -239,8 +227,6 @@ def equivalence(spot: Spot) -> None:
     axes.set(xlabel=named("nonzeros"), ylabel=named("accuracy", LETTERS))
     axes.margins(y=0.1)
 
-
-# --- heat-maps
 
 # ColorBrewer's red and blue, which differ for every kind of colour blindness; white at zero.
 _COLOURS = (
@@ -305,8 +291,6 @@ def written(value: float) -> str:
     """Return a value as its cell shows it: one decimal, a true minus, and never minus zero."""
     return f"{value:z.1f}".replace("-", "−")
 
-
-# --- first layers and their Gram matrices
 
 _TITLES = {
     "gram": "Gram matrix $W_1^{\\top} W_1$",

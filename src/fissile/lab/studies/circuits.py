@@ -12,7 +12,6 @@ from fissile.lab.trends import Trend
 
 _TWO = both(2)
 
-
 _ONE = [(8, 8)]  # clauses and neurons
 _SMOKE = grid(2, _ONE, task=TINY, epochs=2, pictures=True)
 
@@ -33,19 +32,13 @@ CODES = Study(
     published=published("codes"),
     claims=(
         Claim(
-            "Splitting by clause improves on the dense network.",
-            "section 4.1",
-            Beats("clause-2"),
+            "Splitting by clause improves on the dense network.", "section 4.1", Beats("clause-2")
         ),
         Claim(
-            "Splitting at random improves on the dense network.",
-            "section 4.1",
-            Beats("random-2"),
+            "Splitting at random improves on the dense network.", "section 4.1", Beats("random-2")
         ),
         Claim(
-            "Random splits stay below clause splits.",
-            "section 4.1",
-            Beats("clause-2", "random-2"),
+            "Random splits stay below clause splits.", "section 4.1", Beats("clause-2", "random-2")
         ),
         Claim(
             "More clauses have a code after a clause split than in the dense network.",
@@ -63,7 +56,6 @@ CODES = Study(
         "and trial 0 is drawn.",
     ),
 )
-
 
 _ARMS = both(4)
 _SCORES = {"agreement": "pairwise agreement", "adjusted_rand": "adjusted Rand index"}
@@ -128,7 +120,6 @@ CIRCUITS = Study(
         "switch its literal on; if one sample were enough, nearly every edge would collide.",
     ),
 )
-
 
 CLUSTERED = Study(
     id="clustered",

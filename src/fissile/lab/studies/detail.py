@@ -11,8 +11,6 @@ from fissile.lab.study import Curves, Equivalence, Heat, Lines, Scale, Study
 from fissile.lab.trends import Equivalent, Flatter, Trend
 from fissile.lab.trial import Arm, Features, Trial
 
-# --- which dense network is as good
-
 _WIDTHS = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160)
 
 EQUIVALENCE = Study(
@@ -42,8 +40,6 @@ EQUIVALENCE = Study(
     ),
     differs=(SCALED,),
 )
-
-# --- when to split
 
 
 def _timed(trials: int, splits: Sequence[int], total: int) -> Scale:
@@ -86,8 +82,6 @@ TIMING = Study(
     differs=("The paper does not state alpha for this figure: it is 4.", SCALED),
 )
 
-# --- how alike neurons are
-
 _COSINE = (DENSE, Arm("random", 2), Arm("random", 4))
 
 COSINE_WIDTH = Study(
@@ -125,8 +119,6 @@ COSINE_WIDTH = Study(
         "magnitude are shown.",
     ),
 )
-
-# --- more classes, more features
 
 _DEMAND = gram(4)
 _CLASSES, _NEURONS = (40, 60, 80, 100), (10, 15, 20, 25)

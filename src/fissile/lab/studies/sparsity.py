@@ -13,11 +13,8 @@ from fissile.lab.study import Heat, Lines, Study
 from fissile.lab.trends import Best, Trend
 from fissile.lab.trial import Arm, Features, Grow
 
-# --- deeper networks
-
 _DEEP = (DENSE, Arm("random", 2))
 _DEPTHS = (5, 7, 9)
-
 
 DEEP = Study(
     id="deep",
@@ -91,8 +88,6 @@ IMAGENET1K = Study(
     ),
 )
 
-# --- 2:4
-
 _STRUCTURED = (DENSE, Arm("2:4", 2), Arm("random", 2))
 
 STRUCTURED = Study(
@@ -115,9 +110,7 @@ STRUCTURED = Study(
             Alike("2:4-2", "random-2", within=1.0, where={"neurons": 8}),
         ),
         Claim(
-            "2:4 splits beat the dense network.",
-            "the table of structured sparsity",
-            Beats("2:4-2"),
+            "2:4 splits beat the dense network.", "the table of structured sparsity", Beats("2:4-2")
         ),
     ),
     differs=(
@@ -126,8 +119,6 @@ STRUCTURED = Study(
         "The paper's dense network of eight neurons has 53.89 % here, and 57.8 % in other tables.",
     ),
 )
-
-# --- masks that move
 
 #: Found by `dynamic-search` on held-out training samples of EfficientNet-Lite2's features of
 #: CIFAR-100, without a look at the test set.
@@ -142,7 +133,6 @@ _SEARCH = tuple(
     Arm("dynamic", 2, every=every, fraction=fraction, grow=grow)
     for grow, every, fraction in product(_GROW, (50, 200, 800), (0.03, 0.1, 0.3))
 )
-
 
 _HELD_OUT = [Features(CLIP, validation=True, scaling=SCALING)]
 
@@ -220,8 +210,6 @@ DYNAMIC = Study(
         "Improvements are means of each trial's; how the paper averages, it does not say.",
     ),
 )
-
-# --- DropConnect
 
 _WIDTHS = (4, 8, 16, 32, 64, 128)
 

@@ -106,7 +106,6 @@ SUPERPOSITION = Study(
     differs=("The heat-maps are of alpha 4; the paper does not say which its heat-maps show.",),
 )
 
-
 _COSINE = "absolute_cosine"
 
 
