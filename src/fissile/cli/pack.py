@@ -144,10 +144,11 @@ def _contests(
     content: Content, path: Path, dtype: torch.dtype | None, device: torch.device
 ) -> Iterator[_Contest]:
     """Yield every linear layer, and the whole network if it is known, with what they take."""
+    import fissile
     from fissile.packed.convert import unpacked_layer
     from fissile.packed.files import dense_sizes
     from fissile.packed.layers import Packed
-    from fissile.packed.timing import layer_rivals
+    from fissile.packed.timing import DENSE, EXPANDED, attempt, layer_rivals, module
 
     sizes = dense_sizes(content.recipe)
     for name, layer in content.layers.items():
@@ -157,31 +158,23 @@ def _contests(
             rivals = layer_rivals(wide, sizes.get(name), dtype=kind, device=device)
             shape = f"{wide.inputs:,} → {wide.outputs:,}"
             yield name, rivals, shape, wide.inputs, kind
-    if content.recipe.get("mlp") is not None:
-        yield _network(content, path, dtype, device)
-
-
-def _network(
-    content: Content, path: Path, dtype: torch.dtype | None, device: torch.device
-) -> _Contest:
-    import fissile
-    from fissile.packed.timing import DENSE, EXPANDED, attempt, module
-
+    if content.recipe.get("mlp") is None:
+        return
     loaded = fissile.load(path)
-    wide = fissile.unpack(loaded) if content.packed else loaded
-    kind = dtype or next(wide.parameters()).dtype
+    network = fissile.unpack(loaded) if content.packed else loaded
+    kind = dtype or next(network.parameters()).dtype
     before = fissile.MLP.from_recipe(content.recipe["mlp"])
 
     def rival(model: torch.nn.Module) -> Rival:
         return module(model.eval().to(device, kind))
 
-    rivals = {DENSE: rival(before), EXPANDED: rival(fissile.to_dense(wide))}
+    rivals = {DENSE: rival(before), EXPANDED: rival(fissile.to_dense(network))}
     for layout in get_args(Layout):
         rivals[layout] = attempt(
-            lambda how=layout: rival(fissile.pack(wide, dtype=kind, layout=how))  # type: ignore[misc]
+            lambda how=layout: rival(fissile.pack(network, dtype=kind, layout=how))  # type: ignore[misc]
         )
     shape = " → ".join(f"{size:,}" for size in before.sizes)
-    return "whole network", rivals, shape, before.sizes[0], kind
+    yield "whole network", rivals, shape, before.sizes[0], kind
 
 
 def _cells(rivals: Sequence[str], times: Mapping[str, Timing]) -> list[str]:

@@ -46,10 +46,7 @@ class Batch(NamedTuple):
 class Pending:
     """Trials that wait to be computed: in units, and units that are computed together in groups.
 
-    >>> pending = Pending(STUDIES["codes"].works("smoke"))
-    >>> pending.take(cost=8.0)
-
-    ``rank`` says which units come first: those of the lowest.
+    Units of the lowest ``rank`` come first.
     """
 
     def __init__(
@@ -113,8 +110,6 @@ def _alike(works: Iterable[Work]) -> list[list[Unit]]:
 def batches(works: Sequence[Work], cost: float, networks: int = 1) -> list[list[Work]]:
     """Cut trials into batches of about this cost, to be computed side by side.
 
-    >>> batches(STUDIES["codes"].works("smoke"), cost=8.0)
-
     The arms of a network stay together: they share its warm-up. A batch has at least this number
     of networks, however long they take: on a processor, each keeps one core busy.
     """
@@ -126,9 +121,6 @@ def batches(works: Sequence[Work], cost: float, networks: int = 1) -> list[list[
 
 def least_networks(work: Work, device: str, cores: int = 1, contenders: float = inf) -> float:
     """Return the least number of networks in a trial's batch that keeps a device busy.
-
-    >>> least_networks(Trial(), "cpu", cores=2)
-    2
 
     Contenders of the same data are one graph on a GPU: ``contenders`` is a worker's share of them.
     """
@@ -164,7 +156,7 @@ OnReport = Callable[[Report], None]
 
 
 class Backend(Protocol):
-    """What a run needs of the workers that compute it: here, or on a cluster."""
+    """What a run needs of the workers that compute it, here or on a cluster."""
 
     @property
     def slots(self) -> int:

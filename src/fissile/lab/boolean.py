@@ -28,29 +28,27 @@ class Formulas:
     """The networks of Boolean trials; data sets are made once for each task and number."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Boolean, int], Data] = {}
+        self._made: dict[tuple[object, int], Data] = {}
         self.tests: dict[tuple[object, ...], tuple[Boolean, Samples]] = {}
 
     def spec(self, trial: Trial) -> Spec:
         """Return a trial's network for the bank."""
-        assert isinstance(trial.task, Boolean)
+        task, key = trial.task, (trial.task, trial.number)
+        assert isinstance(task, Boolean)
+        if key not in self._made:
+            train, test = dnf_task(
+                task.clauses, task.size, train=task.train, test=task.test, seed=trial.number,
+                negatives=task.negatives, others=task.others,
+            )  # fmt: skip
+            self._made[key] = data = Data(train.x, train.y, test.x, test.y)
+            self.tests[data.key()] = task, test
         return Spec(
-            [trial.task.literals, trial.neurons, 1],
-            self._data(trial.task, trial.number),
+            [task.literals, trial.neurons, 1],
+            self._made[key],
             seed=trial.number,
             recipe=trial.recipe,
             embedding=trial.embedding,
         )
-
-    def _data(self, task: Boolean, number: int) -> Data:
-        if (task, number) not in self._made:
-            train, test = dnf_task(
-                task.clauses, task.size, train=task.train, test=task.test, seed=number,
-                negatives=task.negatives, others=task.others,
-            )  # fmt: skip
-            self._made[task, number] = data = Data(train.x, train.y, test.x, test.y)
-            self.tests[data.key()] = task, test
-        return self._made[task, number]
 
     def measures(self, bank: Bank) -> dict[str, Tensor]:
         """Measure interference, where features are the columns of W1."""

@@ -21,7 +21,7 @@ SETTINGS = 6
 OURS = "recipe"
 
 #: Rates, decay, dropout of inputs and smoothing of labels, for methods with nothing else to choose.
-_DIALS: tuple[dict[str, Any], ...] = (
+_TRIED: tuple[dict[str, Any], ...] = (
     {"lr": 1e-3, "schedule": "constant"},  # as in the paper
     {"lr": 3e-3},
     {"lr": 3e-3, "decay": 0.3, "smooth": 0.1},
@@ -42,23 +42,23 @@ _STRONG: dict[str, Any] = {"lr": 3e-3, "decay": 1.0, "smooth": 0.1}
 _WIDTHS = (16, 64, 256, 1024, 4096, 16384)
 
 
-def _dials(
+def _suited(
     known: Sequence[dict[str, Any]], budget: int, inputs: int, outputs: int
 ) -> list[dict[str, Any]]:
-    """Return the dials that suit a budget."""
+    """Return the settings that suit a budget."""
     if not is_large(budget, inputs, outputs):
         return list(known)
-    return [_STRONG if dials == {"lr": 1e-2, "decay": 0.3} else dials for dials in known]
+    return [_STRONG if settings == {"lr": 1e-2, "decay": 0.3} else settings for settings in known]
 
 
-def _turned(plan: Plan, inputs: int, outputs: int) -> list[Plan]:
-    return [replace(plan, **dials) for dials in _dials(_DIALS, plan.budget, inputs, outputs)]
+def _with_settings(plan: Plan, inputs: int, outputs: int) -> list[Plan]:
+    return [replace(plan, **settings) for settings in _suited(_TRIED, plan.budget, inputs, outputs)]
 
 
 def _narrow(budget: int, inputs: int, outputs: int, **ways: Any) -> list[Plan]:
     """Return plans that begin with the dense network of the budget."""
     hidden = max(1, within_budget(budget, inputs, outputs))
-    return _turned(Plan(budget, hidden, **ways), inputs, outputs)
+    return _with_settings(Plan(budget, hidden, **ways), inputs, outputs)
 
 
 def _wide(budget: int, inputs: int, outputs: int, **ways: Any) -> list[Plan]:
@@ -66,19 +66,19 @@ def _wide(budget: int, inputs: int, outputs: int, **ways: Any) -> list[Plan]:
     around = 4 * within_budget(budget, inputs, outputs)
     first = max((i for i, width in enumerate(_WIDTHS[:-1]) if width <= around), default=0)
     return [
-        Plan(budget, width, **ways, **dials)
+        Plan(budget, width, **ways, **settings)
         for width in _WIDTHS[first : first + 2]
-        for dials in _dials(_FEWER, budget, inputs, outputs)
+        for settings in _suited(_FEWER, budget, inputs, outputs)
     ]
 
 
 def _low_rank(budget: int, inputs: int, outputs: int) -> list[Plan]:
     rank = max(1, (budget - outputs) // (inputs + outputs))
-    return _turned(Plan(budget, rank, activation="none"), inputs, outputs)
+    return _with_settings(Plan(budget, rank, activation="none"), inputs, outputs)
 
 
 def _l1(budget: int, inputs: int, outputs: int) -> list[Plan]:
-    return _turned(Plan(budget, direct=True, l1=True), inputs, outputs)
+    return _with_settings(Plan(budget, direct=True, l1=True), inputs, outputs)
 
 
 def _split(*splits: SplitAt, **ways: Any) -> Method:
@@ -122,7 +122,7 @@ def _pruned(plan: Plan, **ways: Any) -> Plan:
 
 
 def _hidden_only(plan: Plan) -> Plan:
-    """Leave the direct weights out; where there is nothing else, take other dials."""
+    """Leave the direct weights out; where there is nothing else, take other settings."""
     if plan.hidden:
         return replace(plan, direct=False)
     return replace(plan, direct=False, hidden=128, lr=plan.lr / 3)

@@ -58,8 +58,7 @@ class Claim:
         >>> claim.judge(results.frame, {"neurons": 16}).status
         'not tested here'
 
-        Fewer than three trials prove nothing. A claim about a setting that was changed is not
-        tested.
+        Fewer than three trials prove nothing. Nothing is tested of a setting that was changed.
         """
         found, about = self.check(frame), _about(self.check)
         if told := ", ".join(f"{k}={v}" for k, v in (changed or {}).items() if k in about):
@@ -85,11 +84,7 @@ def _about(check: Check) -> set[str]:
 
 
 def counts(verdicts: Iterable[Verdict]) -> dict[Status, int]:
-    """Return how many claims came to each status, ours among them.
-
-    >>> counts([Verdict("holds", ""), Verdict("holds", "")])["holds"]
-    2
-    """
+    """Return how many claims came to each status, ours among them."""
     count = Counter(verdict.status for verdict in verdicts)
     return {status: count[status] for status in get_args(Status)}
 
@@ -122,9 +117,7 @@ def words(where: Mapping[str, object]) -> str:
     return ", ".join(f"{name} = {value:g}" for name, value in where.items())
 
 
-def both_arms(
-    cell: DataFrame, arm: str, over: str, measure: str = "accuracy"
-) -> list[Array] | None:
+def pairs(cell: DataFrame, arm: str, over: str, measure: str = "accuracy") -> list[Array] | None:
     """Return the values of two arms in the trials that both have, if there are three."""
     table = cell.pivot(index="trial", columns="arm", values=measure).dropna()
     if len(table) < ENOUGH or not {arm, over} <= set(table.columns):
@@ -150,10 +143,7 @@ class _Cell(NamedTuple):
 
 
 def _counted(cells: Sequence[_Cell]) -> tuple[int, int, _Cell]:
-    """Return how many cells are significantly better, how many worse, and the weakest.
-
-    The p-values of all cells that a claim tests are corrected for their number.
-    """
+    """Return how many cells are significantly better, how many worse, and the weakest, by Holm."""
     corrected = holm([cell.p for cell in cells])
     cells = [cell._replace(p=p) for cell, p in zip(cells, corrected, strict=True)]
     better = sum(cell.gain > 0 and cell.p < LEVEL for cell in cells)
@@ -227,10 +217,9 @@ class Together:
 
 @dataclass(frozen=True)
 class Often(Beats):
-    """One arm is better than another in more than half of the cells.
+    """One arm is significantly better than another in more than half of the cells.
 
-    It holds if more than half are significantly better. It fails if less than half are better at
-    all, and more are significantly worse than better.
+    It fails if less than half are better at all, and more are significantly worse than better.
     """
 
     def __call__(self, frame: DataFrame) -> Verdict:
@@ -296,8 +285,8 @@ class Alike(Beats):
     def __call__(self, frame: DataFrame) -> Verdict:
         intervals = []
         for place, cell in self.cells(frame):
-            if both := both_arms(cell, self.arm, self.over, self.measure):
-                intervals.append((*interval(both[0] - both[1]), place))
+            if sides := pairs(cell, self.arm, self.over, self.measure):
+                intervals.append((*interval(sides[0] - sides[1]), place))
         if not intervals:
             return NOTHING
         low, high, place = max(intervals, key=lambda found: max(abs(found[0]), abs(found[1])))

@@ -41,11 +41,7 @@ def _from_files(name: str) -> Arrays:
 
 
 def meant(name: str) -> dict[str, object]:
-    """Return what tells the arrays that a run will see from any others.
-
-    >>> meant("fashionmnist")
-    {'fingerprint': 'ad7b16dc82fbed35'}
-    """
+    """Return the fingerprint of the arrays that a run will see, and their encoder if known."""
     _, samples, fingerprint = _from_files(name)
     encoder = {"encoder": samples.encoder} if samples.encoder else {}
     return {"fingerprint": fingerprint, **encoder}

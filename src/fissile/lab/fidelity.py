@@ -214,10 +214,7 @@ def common(fits: Sequence[Fit]) -> list[tuple[float, list[Fit]]]:
 
 
 def markdown(fits: Sequence[Fit]) -> str:
-    """Write everything the search found, as tables.
-
-    >>> Path("fidelity.md").write_text(markdown(fits))
-    """
+    """Return everything the search found, as tables."""
     head = ["table", "readings tried", "residual", "best reading"]
     rows = []
     for target in TARGETS:

@@ -86,7 +86,11 @@ def table(works: Sequence[Work], measures: Rows | Mapping[str, Mapping[str, floa
     if "accuracy" not in frame:
         return frame
     frame["per_parameter"] = frame["accuracy"] / frame["nonzeros"]
-    dense = _dense(frame)
+    # Row for row, the dense network of the same trial; NaN where there is none.
+    setting = [name for name in described(frame) if name not in ARM]
+    place = frame.groupby(setting, sort=False, dropna=False).ngroup()
+    dense = frame[frame["arm"] == "dense"].groupby(place, sort=False).head(1)
+    dense = dense.set_axis(place[dense.index]).reindex(place).reset_index(drop=True)
     frame["improvement"] = 100 * (fold_change(frame["accuracy"], dense["accuracy"]) - 1)
     for name in [name for name in _FOLDED if name in frame]:
         frame[f"{name}_fold"] = fold_change(frame[name], dense[name])
@@ -112,15 +116,6 @@ def _settings(works: Sequence[Work]) -> DataFrame:
         codes.append(cells[cell])
     frame = pandas.DataFrame(rows).iloc[codes].reset_index(drop=True)
     return frame.assign(trial=[work.number for work in works]) if rows else frame
-
-
-def _dense(frame: DataFrame) -> DataFrame:
-    """Return, row for row, the dense network of the same trial; NaN where there is none."""
-    setting = [name for name in described(frame) if name not in ARM]
-    cells = frame.groupby(setting, sort=False, dropna=False).ngroup()
-    dense = frame[frame["arm"] == "dense"].groupby(cells, sort=False).head(1)
-    measured = dense[["accuracy", *(name for name in _FOLDED if name in frame)]]
-    return measured.set_axis(cells[dense.index]).reindex(cells).reset_index(drop=True)
 
 
 def described(frame: DataFrame) -> list[str]:

@@ -105,10 +105,7 @@ def kind_of(work: Work) -> str:
 
 
 def rates(times: Iterable[Time], device: str = "cpu") -> dict[str, Rate]:
-    """Return the rate of each kind of trial that was computed on this machine's device.
-
-    Where the device is a GPU and this machine has none, the times of any GPU are taken.
-    """
+    """Return the rate of each kind of trial on this machine's device, or any GPU if it has none."""
     here = _machine(Provenance.here(device).device)[0]
     batches: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for stored in times:

@@ -13,9 +13,9 @@ from fissile.lab.claims import (
     AXES,
     NOTHING,
     Verdict,
-    both_arms,
     cells_text,
     p_text,
+    pairs,
     signed,
     verdict,
     words,
@@ -173,7 +173,7 @@ class Near:
 
 @dataclass(frozen=True)
 class Reaches:
-    """In some cell, an arm is better than dense by at least so many percent.
+    """In some cell, an arm is better than dense by at least some percent.
 
     >>> Reaches("random-4", least=100.0)  # it doubles
 
@@ -188,8 +188,8 @@ class Reaches:
         part = pick(frame, {}, [self.arm, "dense"])
         found = []
         for at, cell in part.groupby("neurons"):
-            if both := both_arms(cell, self.arm, "dense"):
-                own, dense = both
+            if sides := pairs(cell, self.arm, "dense"):
+                own, dense = sides
                 picks = np.random.default_rng(0).integers(0, len(own), (2000, len(own)))
                 drawn = 100 * (own[picks].mean(1) / dense[picks].mean(1) - 1)
                 low, high = np.percentile(drawn, [2.5, 97.5])
@@ -208,7 +208,7 @@ class Reaches:
 
 @dataclass(frozen=True)
 class Best:
-    """Of all settings that were searched, these have the highest mean.
+    """These settings have the highest mean of all that were searched.
 
     >>> Best("accuracy", {"every": 100, "fraction": 0.3}, "dynamic-2")
 
@@ -240,7 +240,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Equivalent:
-    """An arm is as good as dense networks with so many times its weights, at every width.
+    """An arm is as good as dense networks with some multiple of its weights, at every width.
 
     >>> Equivalent("random-4", least=1.2)
 

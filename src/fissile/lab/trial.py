@@ -63,6 +63,15 @@ class _Keyed:
         return _hashed(f"{before}{self.number}{after}")
 
 
+def _check_whole(part: Any, **least: int) -> None:
+    """Refuse settings that are no whole numbers, or too small."""
+    for name, value in least.items():
+        if getattr(part, name) is not None or name not in _OPTIONAL:
+            whole(name, getattr(part, name), least=value)
+
+
+#: Settings that may be None.
+_OPTIONAL = ("embedding", "clusters")
 #: The seeds that settings are searched with; no trial has one of these.
 SEARCHED = (1_000_000, 1_000_001)
 
@@ -89,9 +98,8 @@ class Contender(_Keyed):
     number: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("neurons", "epochs", "batch"):
-            whole(name, getattr(self, name), least=1)
-        if whole("number", self.number, least=0) >= SEARCHED[0]:
+        _check_whole(self, neurons=1, epochs=1, batch=1, number=0)
+        if self.number >= SEARCHED[0]:
             raise FissileError(f"number={self.number} is kept for searching; give a smaller one")
         if self.method not in METHODS:
             known = ", ".join(METHODS)
@@ -108,7 +116,7 @@ class Contender(_Keyed):
 
     @property
     def budget(self) -> int:
-        """The parameters of a dense network with so many neurons, biases included."""
+        """The parameters of a dense network with these neurons, biases included."""
         outputs = self.task.outputs
         return self.neurons * (self.inputs + 1 + outputs) + outputs
 
@@ -165,10 +173,7 @@ class Arm:
     grow: Grow = field(default="random", metadata=LATER)
 
     def __post_init__(self) -> None:
-        whole("alpha", self.alpha, least=1)
-        whole("every", self.every, least=1)
-        if self.clusters is not None:
-            whole("clusters", self.clusters, least=1)
+        _check_whole(self, alpha=1, every=1, clusters=1)
         one_of("moments", self.moments, get_args(Moments))
         one_of("grow", self.grow, get_args(Grow))
         if not 0 < self.fraction <= 1:
@@ -230,15 +235,9 @@ class Trial(_Keyed):
     layer_norm: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
-        for name in ("neurons", "fine_tune"):
-            whole(name, getattr(self, name), least=1)
-        for name in ("warm_up", "number"):
-            whole(name, getattr(self, name), least=0)
-        whole("depth", self.depth, least=2)
-        if self.embedding is not None:
-            whole("embedding", self.embedding, least=1)
-            if self.arm.split == "clause":
-                raise FissileError("behind an embedding there are no clauses to split by")
+        _check_whole(self, neurons=1, fine_tune=1, warm_up=0, number=0, depth=2, embedding=1)
+        if self.embedding is not None and self.arm.split == "clause":
+            raise FissileError("behind an embedding there are no clauses to split by")
         if self.arm.split == "clause" and not isinstance(self.task, Boolean):
             raise FissileError("only the Boolean task has clauses to split by")
         plain = self.depth == 2 and not self.layer_norm
@@ -246,10 +245,7 @@ class Trial(_Keyed):
             raise FissileError("depth and layer_norm are for classifiers of features alone")
 
     def network(self) -> Trial:
-        """Return the dense network that all arms of this trial go on from.
-
-        A network that trains until it has converged is on its own: it takes its own time.
-        """
+        """Return the dense network that all arms of this trial share, except ``converged``."""
         return self if self.arm.split == "converged" else replace(self, arm=Arm())
 
     def batch_key(self) -> tuple[object, ...]:
@@ -263,8 +259,7 @@ class Trial(_Keyed):
     def cost(self) -> float:
         """About the seconds on two cores, of one network among many.
 
-        The warm-up, which all arms share, counts for the dense one. Batches are cut by the cost,
-        and the time of a batch is shared out by it.
+        The warm-up, which all arms share, counts for the dense one.
         """
         epochs = self.fine_tune
         if self.arm.split == "converged":
@@ -433,10 +428,10 @@ def _typed(name: str, old: object, new: object) -> object:
     """Return the new value if it is of the old one's kind."""
     if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
         return float(new)
-    optional = name in ("embedding", "clusters")
-    wanted = int if optional else type(old)
-    is_bool = isinstance(new, bool)
-    if (isinstance(new, wanted) and is_bool == (wanted is bool)) or (optional and new is None):
+    wanted = int if name in _OPTIONAL else type(old)
+    if new is None and name in _OPTIONAL:
+        return new
+    if isinstance(new, wanted) and isinstance(new, bool) == (wanted is bool):
         return new
     kind = {str: "a word", int: "a whole number", bool: "true or false"}.get(wanted, "a number")
     raise FissileError(f"{name}={new!r} is not {kind}")

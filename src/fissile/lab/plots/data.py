@@ -34,10 +34,7 @@ class Spot(NamedTuple):
 
 
 def points(panel: Panel, frame: DataFrame, pictures: Pictures | None = None) -> DataFrame:
-    """Return the cells that a panel shows, a row each; none where nothing has run yet.
-
-    >>> points(Lines("neurons", "accuracy", ("dense",)), frame)  # neurons, arm, mean, error, ...
-    """
+    """Return the cells that a panel shows, a row each; none where nothing has run yet."""
     import pandas
 
     match panel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from io import BytesIO
 from itertools import chain
 from math import ceil, lcm
 from pathlib import Path
@@ -42,7 +41,6 @@ def draw(
 ) -> Figure | None:
     """Return the figure of a study, or None where there is nothing to show yet.
 
-    >>> draw(STUDIES["capacity"], frame)
     >>> draw(STUDIES["codes"], frame, {"dense": w1, "clause-2": split})
 
     Args:
@@ -219,26 +217,21 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
     The same figure always becomes the same bytes.
     """
-    folder = Path(folder)
-    pages = {f"{name}.{kind}": _rendered(figure, kind) for kind in _METADATA}
+    folder, names = Path(folder), [f"{name}.{kind}" for kind in _METADATA]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            dir=folder, prefix=".unfinished-", ignore_cleanup_errors=True
-        ) as beside:
-            for page, data in pages.items():
-                Path(beside, page).write_bytes(data)
+        with (
+            style.styled(),
+            tempfile.TemporaryDirectory(
+                dir=folder, prefix=".unfinished-", ignore_cleanup_errors=True
+            ) as beside,
+        ):
+            for page, metadata in zip(names, _METADATA.values(), strict=True):
+                figure.savefig(Path(beside, page), dpi=300, metadata=metadata)
             move_finished(Path(beside), folder, last=f"{name}.svg")
     except OSError as error:
         raise FileError(
             f"could not write the figure {name!r} to {folder}: {error.strerror or error}; "
             "make room there, or choose another folder"
         ) from None
-    return [folder / page for page in pages]
-
-
-def _rendered(figure: Figure, kind: str) -> bytes:
-    page = BytesIO()
-    with style.styled():
-        figure.savefig(page, format=kind, dpi=300, metadata=_METADATA[kind])
-    return page.getvalue()
+    return [folder / page for page in names]

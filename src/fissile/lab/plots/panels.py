@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, isfinite, log2, log10
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ _APART = 0.16  # inches from one label to the next, or they would touch
 
 def lines(spot: Spot) -> None:
     """Draw the mean and the standard error of every arm, its stars, and the baseline."""
+    from matplotlib.transforms import ScaledTranslation
+
     panel, table, axes = spot
     for arm in panel.arms:
         part = table[table["arm"] == arm]
@@ -44,7 +46,10 @@ def lines(spot: Spot) -> None:
         top = _above(panel, table, at)
         # The star of the upper arm is the upper one, which says in grey whose it is.
         for height, arm in enumerate(cell.sort_values("mean")["arm"]):
-            _star(axes, float(at), top, height, arm)
+            up = ScaledTranslation(0, (5.5 + 5.5 * height) / 72, axes.figure.dpi_scale_trans)
+            place = axes.transData + up
+            colour = look(arm).colour
+            axes.plot(float(at), top, color=colour, transform=place, gid=f"star {arm}", **STAR)
     _axis_below(axes, panel.along, table[panel.along], log=panel.log)
 
 
@@ -60,14 +65,6 @@ def _above(panel: Lines, table: DataFrame, at: float) -> float:
 def starred(spot: Spot) -> DataFrame:
     """Return the cells that get a star: significantly away from dense, of an arm to be starred."""
     return spot.table[spot.table["arm"].isin(spot.panel.stars) & (spot.table["p"] < LEVEL)]
-
-
-def _star(axes: Axes, x: float, y: float, height: int, arm: str) -> None:
-    from matplotlib.transforms import ScaledTranslation
-
-    up = ScaledTranslation(0, (5.5 + 5.5 * height) / 72, axes.figure.dpi_scale_trans)
-    place = axes.transData + up
-    axes.plot(x, y, color=look(arm).colour, transform=place, gid=f"star {arm}", **STAR)
 
 
 def limits(spots: Sequence[Spot]) -> tuple[float, float]:
@@ -297,17 +294,10 @@ _TITLES = {
     "clustered": "Gram matrix by cluster",
     "w1": "First layer $W_1$",
 }
+_Picture = tuple[NDArray[Any], Sequence[int], Sequence[int]]
 _ACROSS = 4.1  # how many squares are as wide as the page
 _LINE: dict[str, Any] = {"color": "black", "linewidth": 0.4}
 _POINTS = (190, 90)  # about the size of a picture of a first layer: crosses must fit its cells
-
-
-class _Picture(NamedTuple):
-    """A matrix, and before which columns, and before which rows, a new group begins."""
-
-    values: NDArray[Any]
-    columns: NDArray[Any] | Sequence[int]
-    rows: NDArray[Any] | Sequence[int]
 
 
 def pictured(panel: Matrices, pictures: Pictures) -> list[str]:
@@ -322,7 +312,8 @@ def matrices(place: SubplotSpec, panel: Matrices, pictures: Pictures) -> None:
     axes = place.subgridspec(len(arms), len(widths), width_ratios=widths).subplots(squeeze=False)
     parents = len(pictures["dense"]) if "dense" in pictures else 0
     for column, show, wide in zip(axes.T, panel.shows, widths, strict=True):
-        _column(column, [_picture(show, pictures[arm], panel.size, parents) for arm in arms], wide)
+        shown = [_picture(show, pictures[arm], panel.size, parents) for arm in arms]
+        _column(column, shown, wide)
         column[0].set_title(_TITLES[show])
         column[-1].set_xlabel("Literals by cluster" if show == "clustered" else "Literal")
         for cell in column:
@@ -336,22 +327,23 @@ def matrices(place: SubplotSpec, panel: Matrices, pictures: Pictures) -> None:
 
 
 def _picture(show: str, weight: NDArray[Any], size: int, parents: int) -> _Picture:
+    """Return a matrix, and before which columns, and before which rows, a new group begins."""
     known = torch.from_numpy(np.nan_to_num(weight.astype(np.float64)))
     inputs = weight.shape[1]
     clauses = range(size, inputs, size)
     if show == "w1":
         siblings = len(weight) // parents if parents else 1
         families = range(siblings, len(weight), siblings) if siblings > 1 else ()
-        return _Picture(weight, clauses, families)
+        return weight, clauses, families
     values = gram(known).numpy()
     if show == "gram":
-        return _Picture(values, clauses, clauses)
+        return values, clauses, clauses
     # The draw that measured the recovery of clauses in trial 0, and so the same clusters.
     labels = gram_clusters(known, max(inputs // size, 1), seeded(0)).numpy()
     middle = [np.flatnonzero(labels == label).mean() for label in labels]
     order = np.lexsort((labels, middle))  # cluster by cluster, as they come in
-    edges = np.flatnonzero(np.diff(labels[order])) + 1
-    return _Picture(values[np.ix_(order, order)], edges, edges)
+    edges = (np.flatnonzero(np.diff(labels[order])) + 1).tolist()
+    return values[np.ix_(order, order)], edges, edges
 
 
 def _column(column: Sequence[Axes], pictures: Sequence[_Picture], wide: float) -> None:

@@ -180,26 +180,18 @@ def alpha_of(arm: str) -> int:
 
 
 def role(measure: str) -> Look:
-    """Return how a column of the theory is drawn, by what its name ends with.
-
-    >>> role("coverage_bound").label
-    'bound'
-    """
+    """Return how a column of the theory such as ``coverage_bound`` is drawn, by its last word."""
     return _ROLES.get(measure.rpartition("_")[2], _EXACT)
 
 
 def named(column: str, letters: int = 60) -> str:
-    """Return the name of a column for an axis, in lines of at most so many letters.
-
-    >>> named("coverage_simulated")
-    'Coverage simulated'
-    """
+    """Return the name of a column for an axis, in lines of at most this number of letters."""
     text = labelled(column)
     return wrapped(text[:1].upper() + text[1:], letters)
 
 
 def wrapped(text: str, letters: float) -> str:
-    """Return a text in lines of at most so many letters and much alike, alpha as a letter.
+    """Return a text in lines of at most this number of letters and much alike, alpha as a letter.
 
     >>> wrapped("coverage of clauses, alpha 2", 20)
     'coverage of\nclauses, α\xa0=\xa02'
@@ -215,11 +207,7 @@ def wrapped(text: str, letters: float) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text that matplotlib draws as it is: a name is no formula.
-
-    >>> plain("costs $5 or $6")
-    'costs \\\\$5 or \\\\$6'
-    """
+    """Return a text that matplotlib draws as it is: ``$5 or $6`` is no formula."""
     return printable(text).replace("$", r"\$")
 
 

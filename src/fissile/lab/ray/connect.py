@@ -47,7 +47,7 @@ def connected(address: str | None = None) -> Iterator[Home]:
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     own = where == "local"
     if own:
-        _lock()
+        _set_token()
     elif where != "auto" and not answers(where, _ANSWER):
         raise FissileError(
             f"no Ray cluster answers at {where}; start one with `ray start --head`, or leave the "
@@ -80,8 +80,8 @@ def _address() -> str:
     return "" if client else ray.get_runtime_context().gcs_address
 
 
-def _lock() -> None:
-    """See that a cluster of ours serves nobody else on this machine or its network."""
+def _set_token() -> None:
+    """Protect a cluster of ours with a token: others reach it on this machine and its network."""
     if "RAY_AUTH_MODE" in os.environ:
         return
     if "ray" in sys.modules:  # which has read the environment already

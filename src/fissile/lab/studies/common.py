@@ -15,11 +15,7 @@ DENSE = Arm()
 
 
 def both(*alphas: int) -> tuple[Arm, ...]:
-    """Return the arms of the Boolean studies: dense, and both splits at each alpha.
-
-    >>> names(both(2))
-    ('dense', 'clause-2', 'random-2')
-    """
+    """Return the arms of the Boolean studies: dense, and both splits at each alpha."""
     return DENSE, *(Arm(split, alpha) for alpha in alphas for split in ("clause", "random"))
 
 
@@ -50,13 +46,7 @@ def grid(
     embedded: bool = False,
     pictures: bool = False,
 ) -> Scale:
-    """Return the scale of a Boolean study with these numbers of clauses and neurons.
-
-    >>> grid(5, [(8, 4), (8, 16)]).settings[1].neurons
-    16
-
-    An embedding is as wide as the input.
-    """
+    """Return a scale with these numbers of clauses and neurons, embeddings as wide as inputs."""
     settings = (
         Trial(
             replace(task, clauses=clauses),
@@ -72,11 +62,7 @@ def grid(
 
 
 def cross(axis: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the cells of the two sweeps over neurons and over clauses, around eight.
-
-    >>> cross((4, 8))
-    [(8, 4), (8, 8), (4, 8)]
-    """
+    """Return the cells of two sweeps: 8 clauses with all widths, all clauses with 8 neurons."""
     return [(8, neurons) for neurons in axis] + [(clauses, 8) for clauses in axis if clauses != 8]
 
 
@@ -87,11 +73,7 @@ def sweep(
     epochs: int = 25,
     depths: Sequence[int] = (2,),
 ) -> Scale:
-    """Return the scale of a study on data: every task with every width; deep ones have LayerNorm.
-
-    >>> sweep(10, [Features("fashionmnist")], (4, 8, 16)).settings[2].neurons
-    16
-    """
+    """Return a scale of every task with every width and depth; deep networks have LayerNorm."""
     cells = (
         Trial(task, n, warm_up=epochs, fine_tune=epochs, depth=depth, layer_norm=depth > 2)
         for depth in depths
@@ -153,11 +135,7 @@ def boolean(
     task: Boolean = READING,
     embedded: bool = False,
 ) -> dict[str, Scale]:
-    """Return the three scales of a Boolean study, whose cells depend on the places of an axis.
-
-    >>> boolean(cross, (4, 8, 12, 16))["paper"].trials
-    5
-    """
+    """Return the scales of a Boolean study, whose cells depend on the places of an axis."""
     return {
         "smoke": grid(2, cells(tiny), task=TINY, epochs=2, embedded=embedded),
         "quick": grid(3, cells(few), task=task, embedded=embedded),

@@ -23,21 +23,14 @@ _SETS = (
 )
 
 
-def _widths(task: Features, budgets: Sequence[int]) -> list[int]:
-    inputs, outputs = prod(task.entry.shape), task.outputs
-    return [max(1, round((one - outputs) / (inputs + 1 + outputs))) for one in budgets]
-
-
 def _scale(
     data: str, batch: int, trials: int, budgets: Sequence[int], methods: Sequence[str],
     epochs: int = 50, classes: int = 0,
 ) -> Scale:  # fmt: skip
     task = Features(data, classes)
-    cells = (
-        Contender(task, width, method, epochs, batch)
-        for width in _widths(task, budgets)
-        for method in methods
-    )
+    outputs, of_neuron = task.outputs, prod(task.entry.shape) + 1 + task.outputs
+    widths = [max(1, round((budget - outputs) / of_neuron)) for budget in budgets]
+    cells = (Contender(task, n, method, epochs, batch) for n in widths for method in methods)
     return Scale(trials, tuple(cells))
 
 
@@ -113,8 +106,8 @@ def _ablation(short: str, data: str, title: str, batch: int) -> Study:
     )
 
 
-FRONTIERS: tuple[Study, ...] = tuple(_study(*one) for one in _SETS)
-ABLATIONS: tuple[Study, ...] = tuple(_ablation(*one) for one in _SETS)
+FRONTIERS: tuple[Study, ...] = tuple(_study(*about) for about in _SETS)
+ABLATIONS: tuple[Study, ...] = tuple(_ablation(*about) for about in _SETS)
 #: What names them all on the command line.
 FRONTIER = {
     "frontier": tuple(study.id for study in FRONTIERS),

@@ -107,16 +107,16 @@ def test_saving_again_replaces_the_files_with_the_same(tmp_path: Path, drawn) ->
 def test_a_full_disk_is_one_clear_error_and_costs_nothing(tmp_path, drawn, monkeypatch) -> None:
     (old,) = [path for path in save(drawn["capacity"], tmp_path, "old") if path.suffix == ".png"]
     before = old.read_bytes()
-    real, calls = Path.write_bytes, []
+    real, calls = Figure.savefig, []
 
-    def full(path: Path, data: bytes) -> int:
+    def full(figure: Figure, path: Path, **options: object) -> None:
         calls.append(path)
         if len(calls) == 2:
-            real(path, data[:10])
+            path.write_bytes(b"a part")
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, data)
+        real(figure, path, **options)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Figure, "savefig", full)
     with pytest.raises(FileError, match=r"could not write the figure 'old'.*No space left"):
         save(drawn["theory"], tmp_path, "old")
     assert len(list(tmp_path.iterdir())) == 2
