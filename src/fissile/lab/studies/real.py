@@ -138,7 +138,7 @@ CLINC150 = Study(
             dict.fromkeys(_WIDTHS, dict.fromkeys(names(_ARMS))),
         ),
     ),
-    claims=tuple(replace(one, own=True) for one in _claims("section 5.1, there of images")),
+    claims=tuple(replace(claim, own=True) for claim in _claims("section 5.1, there of images")),
     differs=("The paper has no text; its claims on images are held to this setting.",),
 )
 

@@ -126,12 +126,11 @@ MOVES: dict[Grow, dict[str, Any]] = {
     "random": {"every": 200, "fraction": 0.1},
     "gradient": {"every": 200, "fraction": 0.03},
 }
-_GROW: tuple[Grow, ...] = ("random", "gradient")
 _MOVING: dict[Grow, str] = {"random": "dynamic-2", "gradient": "dynamic-gradient-2"}
 _WHERE: dict[Grow, str] = {"random": "at random", "gradient": "where the gradient is large"}
 _SEARCH = tuple(
     Arm("dynamic", 2, every=every, fraction=fraction, grow=grow)
-    for grow, every, fraction in product(_GROW, (50, 200, 800), (0.03, 0.1, 0.3))
+    for grow, every, fraction in product(MOVES, (50, 200, 800), (0.03, 0.1, 0.3))
 )
 
 _HELD_OUT = [Features(CLIP, validation=True, scaling=SCALING)]
@@ -166,6 +165,7 @@ DYNAMIC_SEARCH = Study(
     ),
 )  # fmt: skip
 
+_TRAINING = "appendix, dynamic sparse training"
 _DYNAMIC = (
     DENSE,
     Arm("random", 2),
@@ -175,7 +175,7 @@ _DYNAMIC = (
 DYNAMIC = Study(
     id="dynamic",
     title="Masks that move",
-    artefact="appendix, dynamic sparse training",
+    artefact=_TRAINING,
     about="After the split, the smallest weights die again and again and others grow elsewhere, "
     "as many; the settings come from `dynamic-search`.",
     arms=_DYNAMIC,
@@ -185,14 +185,10 @@ DYNAMIC = Study(
     claims=(
         Claim(
             "Moving masks improve on the masks of the split.",
-            "appendix, dynamic sparse training",
+            _TRAINING,
             Beats("dynamic-2", "random-2"),
         ),
-        Claim(
-            "Moving masks beat the dense network.",
-            "appendix, dynamic sparse training",
-            Beats("dynamic-2"),
-        ),
+        Claim("Moving masks beat the dense network.", _TRAINING, Beats("dynamic-2")),
         Claim(
             "New weights where the gradient is large are better than new weights at random.",
             "not in the paper",
@@ -212,17 +208,14 @@ DYNAMIC = Study(
 )
 
 _WIDTHS = (4, 8, 16, 32, 64, 128)
-
-
-def _control(arm: str) -> tuple[Arm, ...]:
-    return DENSE, Arm(arm, 4), Arm("random", 4)
+_SINGLE = DENSE, Arm("overlapping", 4), Arm("random", 4)
+_DROP = DENSE, Arm("dropconnect", 4), Arm("random", 4)
+_CONTROLS = "appendix, DropConnect"  # where the paper speaks of them
 
 
 def _over_overlapping(arm: str, widths: Sequence[int]) -> tuple[Beats, ...]:
     return tuple(Beats(arm, "overlapping-4", where={"neurons": width}) for width in widths)
 
-
-_SINGLE, _DROP = _control("overlapping"), _control("dropconnect")
 
 SINGLE_MASK = Study(
     id="single-mask",
@@ -237,13 +230,13 @@ SINGLE_MASK = Study(
     claims=(
         Claim(
             "Disjoint inputs beat overlapping ones (the paper's table: from eight neurons on).",
-            "appendix, DropConnect",
+            _CONTROLS,
             Together(_over_overlapping("random-4", _WIDTHS[1:])),
         ),
         Claim(
             "With many neurons, overlapping inputs are worse than the dense network (the paper: "
             "“at large expansion factors”).",
-            "appendix, DropConnect",
+            _CONTROLS,
             Together(_over_overlapping("dense", (32, 64, 128))),
         ),
     ),
@@ -263,12 +256,12 @@ DROPCONNECT = Study(
     claims=(
         Claim(
             "The split beats DropConnect at every width.",
-            "appendix, DropConnect",
+            _CONTROLS,
             Beats("random-4", "dropconnect-4"),
         ),
         Claim(
             "DropConnect stays below even the dense network.",
-            "appendix, DropConnect",
+            _CONTROLS,
             Beats("dense", "dropconnect-4"),
         ),
     ),

@@ -153,7 +153,7 @@ INTERFERENCE = Study(
             "settings but one.",
             "Figure 3a and b, bottom",
             Together(
-                tuple(one for arm in _SPLIT for one in _both_sweeps(arm, _COSINE, lower=True)),
+                tuple(beats for arm in _SPLIT for beats in _both_sweeps(arm, _COSINE, lower=True)),
                 spare=1,
             ),
         ),
