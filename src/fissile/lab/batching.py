@@ -44,10 +44,7 @@ class Batch(NamedTuple):
 
 
 class Pending:
-    """Trials that wait to be computed: in units, and units that are computed together in groups.
-
-    Units of the lowest ``rank`` come first.
-    """
+    """Trials that wait, in groups that can be computed together; the lowest ``rank`` is first."""
 
     def __init__(
         self, works: Iterable[Work] = (), rank: Callable[[Unit], float] = lambda unit: 0.0

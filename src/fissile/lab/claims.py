@@ -2,10 +2,9 @@
 
 >>> Claim("Clause splits beat the dense network.", "section 4.2", Beats("clause-4"))
 
-A check looks at a table of results (see :mod:`fissile.lab.frame`) and returns a verdict: it holds,
-it fails, it is not significant, or there is no data to judge it by. Those here compare arms; those
-in :mod:`fissile.lab.trends` judge trends and single numbers. Where a claim tests several cells,
-their p-values are corrected for their number by Holm's method.
+A check takes a table of results (see :mod:`fissile.lab.frame`) and returns a verdict. Those here
+compare arms; those in :mod:`fissile.lab.trends` judge trends and single numbers. The p-values of
+the cells that a claim tests are corrected for their number by Holm's method.
 """
 
 from __future__ import annotations
@@ -188,10 +187,7 @@ class Beats:
 
 @dataclass(frozen=True)
 class Together:
-    """Several comparisons that a sentence makes at once.
-
-    ``spare`` cells of all of them are excepted, where there are more than twice as many.
-    """
+    """Several comparisons that a sentence makes at once; it may except ``spare`` of their cells."""
 
     checks: tuple[Beats, ...]
     spare: int = 0
@@ -243,8 +239,7 @@ class Leads:
     >>> Leads("recipe", ("dense", "fpe-4", "l1"))
 
     It holds if no cell is significantly worse and at least half are significantly better; it fails
-    if some cell is worse. That the best is chosen after the fact makes this stricter than any
-    single comparison.
+    if some cell is worse. As the best is chosen afterwards, it is stricter than one comparison.
     """
 
     arm: str
@@ -276,8 +271,8 @@ class Alike(Beats):
 
     >>> Alike("gram-4", "random-4", within=1.0)  # points of accuracy
 
-    It holds if the 95 % interval of every cell's difference lies within the margin, and fails if
-    some cell's lies outside it.
+    It holds if the 95 % interval of every difference lies within the margin, and fails if one lies
+    outside it.
     """
 
     within: float = 1.0

@@ -1,8 +1,7 @@
 """Fidelity: which of the settings that the paper leaves open fit its published tables.
 
-A *reading* fixes the open settings of a table: how many samples, what makes a negative, how wide
-the embedding is, and so on. Every reading is trained like any study; its residual is how far its
-numbers lie from the paper's.
+A *reading* fixes the open settings of a table: how many samples, what makes a negative, and so on.
+Every reading is trained like a study; its residual is how far its numbers lie from the paper's.
 
 >>> run(works("quick"), store)
 >>> best(compared(store, "quick"), "capacity").reading

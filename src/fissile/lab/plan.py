@@ -1,8 +1,8 @@
 """How long a run will take: the costs of its trials, times the seconds that a cost has taken.
 
-Every trial has a cost, about its seconds on two cores (:attr:`fissile.lab.trial.Trial.cost`). A
-rate is the time of one worker for a unit of cost; each kind of trial has its own. It comes from
-stored trials of the same device. A kind that has none stored is tried for some seconds.
+Every trial has a cost, about its seconds on two cores (:attr:`fissile.lab.trial.Trial.cost`). Each
+kind of trial has a rate, the time of one worker for a unit of cost. It comes from stored trials of
+the same device; a kind that has none stored is tried for some seconds.
 """
 
 from __future__ import annotations

@@ -171,8 +171,8 @@ def ratios(frame: DataFrame, arm: str) -> DataFrame:
     >>> ratios(frame, "random-4")  # columns neurons, ratio, low, high, bound
 
     The interval holds 95 % of the multiples of resampled trials; it needs three trials. A width
-    that is better than every dense network has an infinite multiple: all that is known is that it
-    is more than the ``bound``, the largest dense network's.
+    that beats every dense network has an infinite multiple: it is above the ``bound``, the largest
+    dense network's.
     """
     import pandas
 

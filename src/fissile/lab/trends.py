@@ -212,8 +212,7 @@ class Best:
 
     >>> Best("accuracy", {"every": 100, "fraction": 0.3}, "dynamic-2")
 
-    Only cells and trials that every setting has are compared: a search that was cut short would
-    favour what was tried where it is easy.
+    Cells and trials that some setting lacks are left out, as they may be easier than others.
     """
 
     measure: str

@@ -88,10 +88,7 @@ def _series(panel: Series, frame: DataFrame) -> DataFrame:
 
 
 def _curves(panel: Curves, pictures: Pictures) -> DataFrame:
-    """Return the accuracy after every epoch: of dense, and of the arm for each time of its split.
-
-    What comes before the split is dense training, and is left out.
-    """
+    """Return the accuracy after every epoch of dense, and of the arm from each of its splits on."""
     import pandas
 
     rows = []
@@ -148,8 +145,7 @@ def numbers(study: Study, frame: DataFrame, pictures: Pictures | None = None) ->
     >>> numbers(STUDIES["capacity"], frame).to_csv("capacity.csv", index=False)
 
     Panels are named by row and column. A fit has the measure ``y ~ x``, and its p-value is that of
-    a slope of zero; elsewhere p compares the arm with dense. Bounds are what they are, though the
-    figure shows none below zero.
+    a slope of zero; elsewhere p compares the arm with dense. Bounds below zero are not cut here.
     """
     import pandas
 

@@ -311,9 +311,9 @@ def cluster(
     >>> with cluster(works) as backend:
     ...     run(works, store, backend)
 
-    A cluster that is joined may have no worker yet: its autoscaler is asked for some. By default
-    workers with and without a GPU take part. At most ``jobs`` batches are in flight, each of
-    ``every`` estimated seconds of work on two cores.
+    If a cluster that is joined has no worker yet, its autoscaler is asked for some. ``device``
+    chooses workers with or without a GPU. At most ``jobs`` batches are in flight, each of ``every``
+    estimated seconds of work on two cores.
     """
     with connected(address) as home:
         backend = RayBackend(
