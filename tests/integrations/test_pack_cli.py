@@ -179,7 +179,7 @@ def test_narrow_sizes_are_those_before_the_split():
     [
         ("pack", "packed", "new", "packed already"),
         ("pack", "dense", "new", "no expanded layers"),
-        ("pack", "nothing", "new", "No such file or directory; give another file"),
+        ("pack", "nothing", "new", "No such file or directory; give another"),
         ("pack", "wide", "", "is a folder"),
         ("pack", "wide", "wide.safetensors", "is the model itself"),
         ("pack", "wide", "nowhere/new", "could not write"),

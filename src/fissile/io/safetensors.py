@@ -66,7 +66,7 @@ def opened_file(path: str | os.PathLike[str]) -> Iterator[Any]:
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
     except OSError as error:
-        raise FileError(f"{path}: {error.strerror or first_line(error)}; give another file") from None
+        raise FileError(f"{path}: {error.strerror or first_line(error)}; give another") from None
     except SafetensorError as error:
         raise FileError(f"{path}: not a readable safetensors file: {first_line(error)}") from None
 

@@ -228,7 +228,7 @@ def test_sizes_may_be_numpy_numbers(tmp_path):
 
 def test_foreign_files(tmp_path):
     path = tmp_path / "m"
-    with pytest.raises(FileError, match=r"m: No such file or directory; give another file$"):
+    with pytest.raises(FileError, match=r"m: No such file or directory; give another$"):
         load(path)
     save_file({"a": torch.zeros(2)}, path)
     with pytest.raises(FileError, match="not a fissile file"):

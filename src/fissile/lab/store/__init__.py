@@ -10,14 +10,11 @@ processes may use a folder at once, but none may take an open store along when i
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import math
 import os
 import sqlite3
-import sys
-import weakref
 import zipfile
 from array import array
 from collections import Counter
@@ -28,13 +25,14 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fissile.lab.compute import TrialResult
 from fissile.lab.store.database import advised, open_database, undamaged
+from fissile.lab.store.flight import Flight
 from fissile.lab.store.provenance import Provenance
 from fissile.lab.trial import Work
 
@@ -252,53 +250,6 @@ def run_of(request: object, command: object, started: object) -> Run:
     return Run(_text(study), _text(scale), trials, changes, _text(command), _text(started))
 
 
-if sys.platform != "win32":
-    import fcntl
-
-
-class Flight:
-    """The trials that this process computes in a folder: for each, one byte of a file is locked.
-
-    The kernel drops the locks of a process that dies, but also those of one that closes the file
-    anywhere: hence one open file for all stores on the folder.
-    """
-
-    _all: ClassVar[weakref.WeakValueDictionary[Path, Flight]] = weakref.WeakValueDictionary()
-
-    def __init__(self, file: Path) -> None:
-        self._handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        self._taken: set[str] = set()
-        weakref.finalize(self, os.close, self._handle)
-
-    @classmethod
-    def over(cls, file: Path) -> Flight:
-        """Return the one that all stores of this process share."""
-        found = cls._all.get(file) or cls(file)
-        return cls._all.setdefault(file, found)
-
-    def take(self, key: str) -> bool:
-        """Claim a trial, and return whether nobody else has."""
-        if key in self._taken or not self._lock(key):
-            return False
-        self._taken.add(key)
-        return True
-
-    def drop(self, key: str) -> None:
-        """Give up a claim."""
-        self._taken.remove(key)
-        self._lock(key, drop=True)
-
-    def _lock(self, key: str, *, drop: bool = False) -> bool:
-        if sys.platform != "win32":
-            how = fcntl.LOCK_UN if drop else fcntl.LOCK_EX | fcntl.LOCK_NB
-            try:  # 60 bits of the key: an offset has 63
-                fcntl.lockf(self._handle, how, 1, int(key[:15], 16))
-            except OSError as error:
-                # On a file system without locks all go ahead: the first result stays anyway.
-                return error.errno not in (errno.EACCES, errno.EAGAIN)
-        return True
-
-
 _CHUNK = 500  # older SQLites take 999 parameters
 _ROOM = 512 << 20  # bytes of arrays that are read at once; figures need thousands
 _LARGE = 10**15  # no setting is as large
@@ -339,7 +290,7 @@ class Store:
         >>> stored, seconds = store.progress(keys)
         """
         stored, seconds, row = 0, 0.0, tuple[Any, ...]([""])
-        with undamaged(self._file, lambda: f"the trial {row[0]}"):
+        with undamaged(self.file, lambda: f"the trial {row[0]}"):
             for row in self._select("key, seconds", keys):
                 stored, seconds = stored + 1, seconds + _seconds(row[1])
         return stored, seconds

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 import pyarrow
 import pytest
 from command import called
+from fake_stores import HERE, filled, keys, outcomes
 from pyarrow import parquet
-from stored import HERE, filled, keys, outcomes
 
 from fissile import FileError
 from fissile.lab.compute import compute
