@@ -70,10 +70,10 @@ class _Trial:
     def miscounted(self, place: Candidate) -> str | None:
         """Return whether a layer and its reader run unequally often in one pass; None if alike."""
         calls = self.plain.calls
-        firsts, second = [calls[name] for name in place.firsts], calls[place.second]
-        if any(count > second for count in firsts):
+        firsts, second = {calls[name] for name in place.firsts}, calls[place.second]
+        if max(firsts) > second:
             return f"it is called more often than {place.second!r}, which reads it"
-        if any(count < second for count in firsts):
+        if min(firsts) < second:
             return f"{place.second!r}, which reads it, is called more often"
         if second == 0 and place.doubt is not None:
             return f"{place.doubt} (the example_inputs given do not reach it)"

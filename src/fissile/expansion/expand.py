@@ -110,8 +110,9 @@ def expand(
     splits = _splits_for(places, split)
     if optimizer is not None:
         optimizer = check_optimizer(optimizer, model)
-    terms = _Terms(check_budget(budget), resolve_allocation(allocation), optimizer)
-    made = _replacements(model, places, alpha, splits, seed, terms, sparse_first)
+    rule = resolve_allocation(allocation)
+    plan = _Plan(alpha, sparse_first, check_budget(budget), rule, optimizer)
+    made = _replacements(model, places, splits, seed, plan)
     wide = assemble(model, made, optimizer, inplace=inplace)
     if hasattr(wide, "config"):
         widen_config(wide, {place.neurons for place in places}, index(alpha))
@@ -144,7 +145,7 @@ def dropconnect(
     splits = _splits_for(places, "random")
     if optimizer is not None:
         optimizer = check_optimizer(optimizer, model)
-    made = _replacements(model, places, alpha, splits, seed, _Terms(), dropconnect_first)
+    made = _replacements(model, places, splits, seed, _Plan(alpha, dropconnect_first))
     control = assemble(model, made, optimizer)
     make_savable(control)
     return control
@@ -210,22 +211,18 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 @dataclass(frozen=True)
-class _Terms:
-    """What decides which weights stay: what is counted, how it is shared, whose gradients."""
+class _Plan:
+    """How every place is split: what its first layer becomes, and which weights stay."""
 
+    alpha: int
+    make_first: Callable[[Tensor, nn.Module, Pattern], Rebuilt]  # with a seed of its own
     budget: Budget = "weights"
     allocation: Allocation = field(default_factory=Magnitude)
     optimizer: Optimizer | Moments | None = None
 
 
 def _replacements(
-    model: nn.Module,
-    places: list[Place],
-    alpha: int,
-    splits: list[Split],
-    seed: int | Tensor,
-    terms: _Terms,
-    make_first: Callable[[Tensor, nn.Module, Pattern], Rebuilt],
+    model: nn.Module, places: list[Place], splits: list[Split], seed: int | Tensor, plan: _Plan
 ) -> list[Replacement]:
     """Split every place; the model is only read."""
     if not isinstance(seed, Tensor) and whole("seed", seed, least=0) >= 2**63:
@@ -236,9 +233,8 @@ def _replacements(
     made: dict[str, Replacement] = {}
     idle: list[str] = []
     for place, split in zip(places, splits, strict=True):
-        first = partial(make_first, hash32(seed, stream))
         try:
-            new, without = _split_place(model, place, alpha, split, draw, terms, first)
+            new, without = _split_place(model, place, split, draw, hash32(seed, stream), plan)
         except FissileError as error:
             raise FissileError(f"layer {place.name!r}: {error}") from None
         made |= new
@@ -255,18 +251,12 @@ def _replacements(
 
 
 def _split_place(
-    model: nn.Module,
-    place: Place,
-    alpha: int,
-    split: Split,
-    draw: Draw,
-    terms: _Terms,
-    make_first: Callable[[nn.Module, Pattern], Rebuilt],
+    model: nn.Module, place: Place, split: Split, draw: Draw, seed: Tensor, plan: _Plan
 ) -> tuple[dict[str, Replacement], Tensor]:
     """Return what every module of a place becomes, by name, and which children get no input."""
-    firsts = [model.get_submodule(name) for name in place.firsts]
-    second = model.get_submodule(place.second)
-    count = check_alpha(alpha, place.inputs)
+    layers = [model.get_submodule(name) for name in place.layers]
+    *firsts, second = layers
+    count = check_alpha(plan.alpha, place.inputs)
     between = {
         name: Replacement(name, *new)
         for name in place.between
@@ -280,12 +270,12 @@ def _split_place(
         split,
         draw,
         form=form,
-        extra=_extra(model, firsts, between, count) if terms.budget == "all" else 0,
-        allocation=terms.allocation,
-        squares=_squares(firsts, second, terms) if terms.allocation.uses_gradients else None,
+        extra=_extra(model, firsts, between, count) if plan.budget == "all" else 0,
+        allocation=plan.allocation,
+        squares=_squares(layers, plan.optimizer) if plan.allocation.uses_gradients else None,
     )
     made = {
-        name: Replacement(name, *make_first(layer, part))
+        name: Replacement(name, *plan.make_first(seed, layer, part))
         for name, layer, part in zip(place.firsts, firsts, pattern.parts(len(firsts)), strict=True)
     }
     pair = Pair(place.firsts, tuple(between), place.second)
@@ -315,13 +305,12 @@ def _extra(
     return added
 
 
-def _squares(firsts: list[nn.Module], second: nn.Module, terms: _Terms) -> Squares | None:
+def _squares(layers: list[nn.Module], optimizer: Optimizer | Moments | None) -> Squares | None:
     """Return the squares of the gradients, laid out as the weights; None where there are none.
 
     All are Adam's or all are of the last gradient: a mean and a sample are not compared.
     """
-    layers = [*firsts, second]
-    for source in (partial(_moment, terms.optimizer), _squared_gradient):
+    for source in (partial(_moment, optimizer), _squared_gradient):
         squares = [source(layer.get_parameter("weight")) for layer in layers]
         if not any(square is None for square in squares):
             *of_firsts, of_second = map(matrix_of, layers, squares)

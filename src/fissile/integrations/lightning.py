@@ -76,15 +76,12 @@ class ExpandAt(ScheduledExpansion, _Callback):
 
     @property
     def state_key(self) -> str:
-        """Tell several expansions of one run apart."""
         return f"ExpandAt(epoch={self.epoch}, step={self.step})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside the module's recipe."""
         return {"expanded": self.expanded}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a saved run stopped."""
         self.expanded = bool(state_dict["expanded"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
