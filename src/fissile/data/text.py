@@ -101,12 +101,9 @@ def _rows(path: Path) -> list[list[str]]:
 
 
 def _pairs(rows: Any) -> list[list[str]]:
-    good = isinstance(rows, list) and all(
-        isinstance(row, list) and len(row) == 2 and all(isinstance(part, str) for part in row)
-        for row in rows
-    )
-    if not good:
-        raise FileError("a row is no pair of a text and its intent; get it again")
+    for row in rows if isinstance(rows, list) else [None]:
+        if not isinstance(row, list) or [type(part) for part in row] != [str, str]:
+            raise FileError("a row is no pair of a text and its intent; get it again")
     return list(rows)
 
 

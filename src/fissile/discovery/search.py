@@ -264,10 +264,9 @@ def _survey_both(model: nn.Module, trouble: dict[str, str]) -> Survey:
         {(place.kind, place.firsts, place.second): place for place in mode.places}
         for mode in (seen, training)
     )
-    for key in here.keys() ^ there.keys():
-        for name in key[1]:
-            frozen = training.reasons.get(name) == FROZEN
-            seen.reasons[name] = FROZEN if frozen else _DIFFERENT
+    for name in (name for _, firsts, _ in here.keys() ^ there.keys() for name in firsts):
+        frozen = training.reasons.get(name) == FROZEN
+        seen.reasons[name] = FROZEN if frozen else _DIFFERENT
     seen.places = [_both(place, there[key], asked) for key, place in here.items() if key in there]
     return seen
 

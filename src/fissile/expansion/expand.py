@@ -290,19 +290,12 @@ def _form(place: Place, first: nn.Module, second: nn.Module) -> Form:
     return Form(2 if place.kind in ("gated", "fused") else 1)
 
 
-def _extra(
-    model: nn.Module, firsts: list[nn.Module], between: dict[str, Replacement], alpha: int
-) -> int:
+def _extra(model: nn.Module, firsts: list[nn.Module], between: Iterable[str], alpha: int) -> int:
     """Count the parameters that the children add besides weights: biases, norms, slopes."""
-    added = 0
-    for layer in firsts:
-        if isinstance(layer.bias, Tensor):
-            added += (alpha - 1) * layer.bias.shape[-1]
-    for name, new in between.items():
-        old = model.get_submodule(name)
-        added += sum(p.shape[-1] for p in new.module.parameters())
-        added -= sum(p.shape[-1] for p in old.parameters())
-    return added
+    widths = [layer.bias.shape[-1] for layer in firsts if isinstance(layer.bias, Tensor)]
+    for name in between:  # whose parameters all belong to single neurons
+        widths += [p.shape[-1] for p in model.get_submodule(name).parameters()]
+    return (alpha - 1) * sum(widths)
 
 
 def _squares(layers: list[nn.Module], optimizer: Optimizer | Moments | None) -> Squares | None:
