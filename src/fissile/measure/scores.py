@@ -64,7 +64,15 @@ def adjusted_rand(labels: Labels, truth: Truth) -> Float[Tensor, "*batch"]:
 
 
 @on_weights
-def gram_clusters(weight: Weights, clusters: int, draw: Draw, *, rows: Rows = "raw") -> Labels:
+def gram_clusters(
+    weight: Weights,
+    clusters: int,
+    draw: Draw,
+    *,
+    rows: Rows = "raw",
+    restarts: int = 8,
+    steps: int = 64,
+) -> Labels:
     """Return the cluster of each input: k-means over the rows of the Gram matrix.
 
     >>> from fissile._common.random import drawer
@@ -77,7 +85,7 @@ def gram_clusters(weight: Weights, clusters: int, draw: Draw, *, rows: Rows = "r
     divides each row by its length. ``rows="cosine"`` takes the absolute cosine between two inputs'
     weights in place of their product, so the size of a weight does not matter.
     """
-    return kmeans(_points(weight, rows), clusters, draw)
+    return kmeans(_points(weight, rows), clusters, draw, restarts=restarts, steps=steps)
 
 
 def _points(weight: Weights, rows: Rows) -> Float[Tensor, "*batch inputs dims"]:
