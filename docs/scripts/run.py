@@ -5,7 +5,7 @@
 
 Blocks of one page share their names. A block of `text` right after a block of `python` is what it
 prints; this script writes it, and a test holds the page to it. A block is left out only after a
-comment `<!-- not run: why -->`.
+comment `<!-- not run: why -->`. One after `<!-- file: name.py -->` is only written to that file.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
-    r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n)?^```python\n(?P<code>.*?)^```\n"
+    r"(?:^<!-- (?:not run: (?P<why>[^\n]+)|file: (?P<file>\S+)) -->\n)?"
+    r"^```python\n(?P<code>.*?)^```\n"
     r"(?:\n^```text\n(?P<shown>.*?)^```\n)?",
     re.DOTALL | re.MULTILINE,
 )
@@ -34,12 +35,19 @@ class Block:
     shown: str | None
     why: str | None
     line: int
+    file: str | None = None
 
 
 def blocks(text):
     """Return the Python blocks of a page, in order."""
     return [
-        Block(found["code"], found["shown"], found["why"], text.count("\n", 0, found.start()))
+        Block(
+            found["code"],
+            found["shown"],
+            found["why"],
+            text.count("\n", 0, found.start()),
+            found["file"],
+        )
         for found in BLOCK.finditer(text)
     ]
 
@@ -54,6 +62,10 @@ def run(text, page, folder, given=None):
         for block in blocks(text):
             if block.why is not None:
                 printed.append(None)
+                continue
+            if block.file is not None:
+                Path(block.file).write_text(block.code, "utf-8")
+                printed.append("")
                 continue
             # Blank lines in front, so that a traceback names the line of the page.
             code = compile("\n" * (block.line + 1) + block.code, str(page), "exec")

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from command import called
 from nbclient import NotebookClient
 
 import fissile
@@ -61,6 +63,27 @@ def test_a_page_runs_and_prints_what_it_shows(page, tmp_path):
             assert page_runner.alike(block.shown, out), f"line {block.line}: printed\n{out}"
     if page.name == "README.md":
         assert "7,940 non-zero weights" in printed[0]
+
+
+def test_the_studies_of_the_page_on_studies_run(tmp_path, monkeypatch):
+    """Its files, the commands below them, and the mistake that it shows."""
+    page = DOCS / "own-study.md"
+    text = page.read_text("utf-8")
+    assert len(text.split()) <= 1000
+    page_runner.run(text, page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    shells = re.findall(r"^```sh\n(.*?)^```\n(?:\n^```text\n(.*?)^```)?", text, re.M | re.S)
+    assert len(shells) == 3
+    for commands, shown in shells:
+        for line in commands.splitlines():
+            out = called(*shlex.split(line, comments=True)[1:], COLUMNS="96").stdout
+        assert not shown or page_runner.alike(shown, out), out
+    told = " ".join(re.search(r"^error: (.*?)\n```", text, re.M | re.S)[1].split())
+    source = Path("toy_models.py").read_text("utf-8")
+    Path("toy_models.py").write_text(source.replace('Lines("dimensions"', 'Lines("dimension"'))
+    err = called("run", "./toy_models.py", code=1).stderr
+    assert " ".join(err.removeprefix("error: ").split()) == told
 
 
 def test_few_blocks_are_left_out_and_each_says_why():

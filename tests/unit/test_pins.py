@@ -43,11 +43,11 @@ def test_commands_and_their_options():
 
 
 def test_one_trial_of_every_kind_has_the_key_it_had():
-    assert pins.kinds() == STORED["kinds"]
+    assert STORED["kinds"].items() <= pins.kinds().items()
 
 
 def test_every_study_has_the_trials_it_had():
-    assert pins.all_keys() == STORED["keys"]
+    assert STORED["keys"].items() <= pins.all_keys().items()  # a new study may come beside
 
 
 # ---- files -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fissile._common.errors import FissileError, printable
 from fissile._common.progress import duration
 from fissile.lab.batching import Local, default_jobs, pool
 from fissile.lab.frame import labelled
-from fissile.lab.results import Results
+from fissile.lab.results import Results, study_of
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import SEVERAL, STUDIES
 from fissile.lab.study import SCALES
@@ -31,7 +31,10 @@ def complete(incomplete: str) -> list[str]:
 
 
 Scale = Enum("Scale", {name: name for name in SCALES}, type=str)  # type: ignore[misc]
-NAMES = "Studies; several at once: frontier or ablation, on every data set; or all of them: all."
+NAMES = (
+    "Studies; several at once: frontier or ablation, on every data set; or all of them: all. A "
+    "file such as ./my_study.py is run as Python; fissile new-study writes one."
+)
 Ids = Annotated[list[str], typer.Argument(help=NAMES, autocompletion=complete)]
 Out = Annotated[Path, typer.Option(help="The folder of the store.", envvar="FISSILE_LAB")]
 SomeScale = Annotated[Scale | None, typer.Option(help="Only runs of this scale.")]
@@ -85,7 +88,7 @@ def print_status(store: Store, runs: Iterable[Run]) -> None:
     """Print how far runs are, a row for each; no trial's results are read."""
     table = table_of("run", "scale", "trials", "changed", "started", "done", "time")
     for one in runs:
-        asked, keys = STUDIES[one.study].keys(one.scale, one.trials, one.changes)
+        asked, keys = study_of(one).keys(one.scale, one.trials, one.changes)
         stored, seconds = store.progress(keys)
         trials = "" if one.trials is None else str(one.trials)
         changes = " ".join(f"{name}={value}" for name, value in one.told.items())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,11 +41,11 @@ from fissile.cli.common import (
     table_of,
 )
 from fissile.cli.run import PLAN, RUN, plan, run
-from fissile.lab.results import Results, load, matching, nearest, readable, shown
+from fissile.lab.results import Results, load, matching, nearest, nothing, readable, shown, unshown
 from fissile.lab.run import Bar
 from fissile.lab.run import run as run_trials
 from fissile.lab.store import Store
-from fissile.lab.studies import SEVERAL, STUDIES, find
+from fissile.lab.studies import SEVERAL, STUDIES, find, is_file
 from fissile.lab.study import SCALES, Study
 
 app = typer.Typer(
@@ -127,7 +129,29 @@ def take(
         typer.echo(f"{new:,} trials are new; {out} holds {store.count():,}.")
 
 
-@app.command(epilog="Examples: fissile status --out fissile-lab · fissile status codes")
+@app.command("new-study", epilog="Example: fissile new-study my_study.py")
+def new_study(
+    path: Annotated[Path, typer.Argument(help="The file; it must not be there.")],
+) -> None:
+    """Write a study of your own to begin with: it runs at once, and says what to change."""
+    name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")
+    if not is_file(path.name) or not name or name in (*STUDIES, *SEVERAL):
+        raise FissileError(f"{path} is no name for a study's file; give one like my_study.py")
+    text = resources.files("fissile.lab").joinpath("new_study.txt").read_text("utf-8")
+    try:
+        with open(path, "x", encoding="utf-8", newline="\n") as file:
+            file.write(text.replace("my-study", name).replace("my_study.py", path.name))
+    except FileExistsError:
+        raise FissileError(f"{path} is there already; give another name") from None
+    except OSError as error:
+        raise FissileError(f"cannot write {path}: {error.strerror}") from None
+    typer.echo(f"Run it with: fissile run {path} --scale smoke")
+
+
+@app.command(
+    epilog="Examples: fissile status --out fissile-lab · fissile status codes · "
+    "fissile status ./my_study.py"
+)
 def status(
     names: Names = None, scale: SomeScale = None, changes: Made = None, out: Out = OUT
 ) -> None:
@@ -139,17 +163,23 @@ def status(
         print_status(store, known)
         for one in runs:
             if one not in known:
-                typer.echo(printable(f"Made by another version of fissile: {one.command}"))
+                typer.echo(printable(unshown(one)))
 
 
 @app.command(
     epilog="Examples: fissile results capacity · fissile results codes-2 > codes.csv · "
-    "fissile results codes --set clauses=16 · "
+    "fissile results codes --set clauses=16 · fissile results ./my_study.py · "
     "fissile results superposition --format parquet --to gains.parquet · "
     "fissile results codes --format trials --to codes.parquet"
 )
 def results(
-    name: Annotated[str, typer.Argument(help="A run or a study.", autocompletion=complete)],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="A run or a study; for a run of a study in a file, the file and the run.",
+            autocompletion=complete,
+        ),
+    ],
     format: Annotated[
         Format | None,
         typer.Option(
@@ -164,16 +194,17 @@ def results(
 ) -> None:
     """Print a run's results: means by arm, or one row per setting, arm, trial and measure."""
     from fissile.lab.frame import tidy
-    from fissile.lab.report import nothing
 
-    if name in SEVERAL:
+    for name in set(names).intersection(SEVERAL):
         raise FissileError(
             f"{name} stands for several studies, and results are of one: "
             f"{', '.join(one.id for one in find([name]))}"
         )
     with Store(out, create=False) as store:
-        runs = nearest(store, [name], scale.value if scale else None, parsed(changes or []))
-        found = load(store, runs[0]) if runs else None
+        runs = nearest(store, names, scale.value if scale else None, parsed(changes or []))
+        if len(runs) > 1:
+            raise FissileError(f"results are of one run; name one of {', '.join(map(shown, runs))}")
+        name, found = " ".join(names), load(store, runs[0]) if runs else None
         if found is None or not found.rows:
             what = f"{out} holds no such results of {name}"
             raise FissileError(nothing(store, what, f"fissile run {name}"))
@@ -198,7 +229,7 @@ def results(
 
 @app.command(
     epilog="Examples: fissile report --out fissile-lab --to report · fissile report frontier · "
-    "fissile report codes-2"
+    "fissile report codes-2 · fissile report ./my_study.py"
 )
 def report(
     names: Names = None,
@@ -221,16 +252,23 @@ def report(
         runs = nearest(store, names or [], only, told)
         here = {run.study for run in runs}
         others = [run for run in store.runs() if run.study in here and run not in runs]
+        hidden = [run for run in store.runs() if not names and not readable(run)]
     typer.echo(f"The report is in {page}")
+    for one in hidden:
+        typer.echo(printable(unshown(one)))
     if others:
         typer.echo(f"Not shown: {', '.join(map(shown, others))}; name one to see it.")
 
 
 @app.command(
-    epilog="Examples: fissile compare codes-1 codes-2 · fissile compare codes-1 codes-2 --to both"
+    epilog="Examples: fissile compare codes-1 codes-2 --to both · "
+    "fissile compare ./my_study.py my-study-1 my-study-2"
 )
 def compare(
-    names: Annotated[list[str], typer.Argument(help="Two or more runs; see: fissile status.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Two or more runs, and the files of their studies if they are in any."),
+    ],
     measure: Annotated[str, typer.Option(help="What to compare.")] = "accuracy",
     to: Annotated[
         Path | None, typer.Option(help="A folder for a page, its figure and its numbers.")
@@ -240,9 +278,12 @@ def compare(
     """Show runs side by side: their settings, and the differences between paired trials."""
     from fissile.lab.compare import differences, settings, texts, write
 
-    if len(names) < 2:
-        raise FissileError("fissile compare takes two runs or more; see: fissile status")
+    files = {name: study.id for name in filter(is_file, names) for study in find([name])}
     with Store(out, create=False) as store:
+        named = {run.study for run in store.runs() if run.name in names}
+        names = [name for name in names if files.get(name) not in named]
+        if len(names) < 2:
+            raise FissileError("fissile compare takes two runs or more; see: fissile status")
         found = [load(store, one) for name in names for one in nearest(store, [name])]
     table = differences(found, measure)
     first = found[0].run.name

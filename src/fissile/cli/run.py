@@ -44,7 +44,7 @@ from fissile.lab.results import load
 from fissile.lab.run import Bar
 from fissile.lab.run import run as run_trials
 from fissile.lab.store import Run, Store
-from fissile.lab.studies import SEVERAL, STUDIES, find
+from fissile.lab.studies import SEVERAL, find
 from fissile.lab.study import Study
 from fissile.lab.trial import Work
 
@@ -54,10 +54,12 @@ RUN = (
     "fissile run cifar100 --data PATH --set data=cifar100-efficientnet-lite2 · "
     "fissile run cnn-256 --device cuda --only neurons=4,8 --for 20 · "
     "fissile run frontier --scale quick · "
+    "fissile run ./my_study.py --scale smoke · "
     "fissile run all --on ray --address 10.0.0.1:6379"
 )
 PLAN = (
     "Examples: fissile plan superposition --scale paper · "
+    "fissile plan ./my_study.py --scale paper · "
     "fissile plan imagenet1k --scale paper --device cuda --workers 8 · "
     "fissile plan all --scale paper --out fissile-lab --json"
 )
@@ -172,13 +174,13 @@ def _asked(
     ids: Sequence[str], scale: str, trials: int | None, changes: Sequence[str]
 ) -> tuple[list[Run], list[Work]]:
     """Return the runs that were asked for, and all their trials."""
-    known = _changes(find(ids), scale, changes)
-    runs = [_wanted(study, scale, trials, known[study.id]) for study in find(ids)]
-    runs = _with_data(runs, skip=not set(SEVERAL).isdisjoint(ids))
-    works = [
-        w for one in runs for w in STUDIES[one.study].everything(one.scale, trials, one.changes)
-    ]
-    return runs, works
+    studies = {study.id: study for study in find(ids)}
+    known = _changes(list(studies.values()), scale, changes)
+    runs = [_wanted(study, scale, trials, known[study.id]) for study in studies.values()]
+    runs = _with_data(runs, studies, skip=not set(SEVERAL).isdisjoint(ids))
+    asked = [(studies[one.study], (one.scale, trials, one.changes)) for one in runs]
+    runs = [replace(one, grid=s.grid(*how)) for one, (s, how) in zip(runs, asked, strict=True)]
+    return runs, [work for study, how in asked for work in study.everything(*how)]
 
 
 def _changes(
@@ -196,7 +198,7 @@ def _changes(
 
 def _wanted(study: Study, scale: str, trials: int | None, changes: dict[str, object]) -> Run:
     """Return the run that makes one study, with the command that makes it again."""
-    words = ["fissile", "run", study.id, "--scale", scale]
+    words = ["fissile", "run", study.file or study.id, "--scale", scale]
     words += ["--trials", str(trials)] if trials is not None else []
     for name, value in changes.items():
         words += ["--set", f"{name}={value}"]
@@ -212,17 +214,17 @@ def _look_in(folder: Path) -> None:
     os.environ["FISSILE_DATA"] = os.pathsep.join(filter(None, (str(folder.resolve()), others)))
 
 
-def _with_data(runs: list[Run], *, skip: bool) -> list[Run]:
+def _with_data(runs: list[Run], studies: Mapping[str, Study], *, skip: bool) -> list[Run]:
     """Note which arrays each run will see; where they are missing, say so or leave the run out."""
     found, missing = [], []
     for one in runs:
-        name = STUDIES[one.study].data(one.scale, one.changes)
-        if name is None:
+        entry = studies[one.study].entry(one.scale, one.changes)
+        if entry is None:
             found.append(one)
-        elif skip and find_set(name) is None:
-            missing.append(f"{one.study} (needs {name})")
+        elif skip and find_set(entry) is None:
+            missing.append(f"{one.study} (needs {entry.name})")
         else:
-            found.append(replace(one, changes={**one.changes, **meant(name)}))
+            found.append(replace(one, changes={**one.changes, **meant(entry)}))
     if missing:
         typer.echo(f"Left out for want of data: {', '.join(missing)}. See: fissile data", err=True)
     if not found:

@@ -99,8 +99,9 @@ def _read_coarse(path: Path) -> Labelled:
 
 
 def _made(
-    name: str, about: str, terms: str, classes: int, train: int | None, test: int, encoder: str,
-    stem: str, get: str, *, width: int = 512, read: Callable[[Path], Labelled] = read_features,
+    name: str, about: str, terms: str, classes: int, train: int | None, test: int | None,
+    encoder: str, stem: str, get: str, *, width: int = 512,
+    read: Callable[[Path], Labelled] = read_features,
 ) -> Entry:  # fmt: skip
     """Return an entry for features that a frozen encoder makes."""
     layouts = _features(stem)
@@ -108,6 +109,19 @@ def _made(
         name, about, terms, "features", (width,), classes, train, test, encoder, layouts, get,
         read=read,
     )  # fmt: skip
+
+
+def own(name: str, inputs: int, classes: int) -> Entry:
+    """Return an entry for features of a user's own, in a file or folder of this name.
+
+    >>> own("my-features", inputs=384, classes=7).files[0].path
+    'my-features.npz'
+    """
+    if name in ENTRIES:
+        raise FissileError(f"{name} is a data set that fissile knows; give yours another name")
+    get = "put the file beside the study, or give its folder with --data"
+    about = "features of your own"
+    return _made(name, about, "yours", classes, None, None, "", name, get, width=inputs)
 
 
 _CLIP = "CLIP ViT-B/16"
@@ -281,14 +295,16 @@ def places(data: Path | None = None) -> list[Path]:
     return list(dict.fromkeys([*given, *named, cache, SYSTEM]))
 
 
-def entry(name: str) -> Entry:
+def entry(name: str | Entry) -> Entry:
     """Return what is known of a data set."""
+    if isinstance(name, Entry):
+        return name
     if name not in ENTRIES:
         raise FissileError(f"there is no data set {name!r}; give one of: {', '.join(ENTRIES)}")
     return ENTRIES[name]
 
 
-def find(name: str, data: Path | None = None) -> Found | None:
+def find(name: str | Entry, data: Path | None = None) -> Found | None:
     """Return a data set and where it lies, without opening it, or None.
 
     >>> find("fashionmnist").path
@@ -301,7 +317,7 @@ def find(name: str, data: Path | None = None) -> Found | None:
     return next((Found(known, path) for path in paths if path is not None), None)
 
 
-def load(name: str, data: Path | None = None) -> Labelled:
+def load(name: str | Entry, data: Path | None = None) -> Labelled:
     """Load a data set of images or features; large features are mapped, not read.
 
     >>> load("generated").x.shape
@@ -311,13 +327,13 @@ def load(name: str, data: Path | None = None) -> Labelled:
     if known.make is not None:
         return known.make()
     if known.read is None:
-        raise FissileError(f"{name} holds texts; embed them first, or use load_texts")
+        raise FissileError(f"{known.name} holds texts; embed them first, or use load_texts")
     path = _path(name, data)
     found = known.read(path)
     if found.x.shape[1:] != known.shape or found.classes > known.classes:
         raise FileError(
             f"{path}: holds {found.classes} classes of samples of shape {found.x.shape[1:]}, and "
-            f"{name} has {known.classes} of {known.shape}; give its file another name"
+            f"{known.name} has {known.classes} of {known.shape}; give its file another name"
         )
     return replace(found, encoder=found.encoder or known.encoder)
 
@@ -334,12 +350,12 @@ def load_texts(name: str, data: Path | None = None) -> Texts:
     return known.read_texts(_path(name, data))
 
 
-def _path(name: str, data: Path | None) -> Path:
+def _path(name: str | Entry, data: Path | None) -> Path:
     if (found := find(name, data)) is not None and found.path is not None:
         return found.path
     known = entry(name)
     raise FissileError(
-        f"{name} is not here: looked for {', '.join(map(str, known.files))} in "
+        f"{known.name} is not here: looked for {', '.join(map(str, known.files))} in "
         f"{', '.join(map(str, places(data)))}. To get it: {known.get}. "
         "If you have it, give its folder with --data or FISSILE_DATA"
     )

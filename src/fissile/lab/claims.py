@@ -60,6 +60,8 @@ class Claim:
         Fewer than three trials prove nothing. Nothing is tested of a setting that was changed.
         """
         found, about = self.check(frame), _about(self.check)
+        if not isinstance(found, Verdict):
+            raise TypeError(f"its check returned {found!r}, and no Verdict")
         if told := ", ".join(f"{k}={v}" for k, v in (changed or {}).items() if k in about):
             there = "" if found.status == "no data" else f"; there: {found.numbers}"
             return Verdict("not tested here", f"run with {told}{there}")
@@ -113,7 +115,10 @@ def cells_text(count: int) -> str:
 
 def words(where: Mapping[str, object]) -> str:
     """Return settings as text."""
-    return ", ".join(f"{name} = {value:g}" for name, value in where.items())
+    return ", ".join(
+        f"{name} = {value}" if isinstance(value, str) else f"{name} = {value:g}"
+        for name, value in where.items()
+    )
 
 
 def pairs(cell: DataFrame, arm: str, over: str, measure: str = "accuracy") -> list[Array] | None:

@@ -15,6 +15,7 @@ from fissile._common.errors import FissileError
 from fissile._common.shapes import Float, Int
 from fissile.bank import Bank, Data, Spec
 from fissile.bank.sparse import Plan, train
+from fissile.data.catalogue import Entry, entry
 from fissile.data.catalogue import load as load_set
 from fissile.data.sets import Labelled
 from fissile.lab.task import HELD_OUT, Features, Images
@@ -34,15 +35,15 @@ class Arrays(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def _from_files(name: str) -> Arrays:
+def _from_files(entry: Entry) -> Arrays:
     """Return the arrays of a data set, read from its files."""
-    samples = load_set(name)
-    return Arrays(name, samples, samples.fingerprint())
+    samples = load_set(entry)
+    return Arrays(entry.name, samples, samples.fingerprint())
 
 
-def meant(name: str) -> dict[str, object]:
+def meant(name: str | Entry) -> dict[str, object]:
     """Return the fingerprint of the arrays that a run will see, and their encoder if known."""
-    _, samples, fingerprint = _from_files(name)
+    _, samples, fingerprint = _from_files(entry(name))
     encoder = {"encoder": samples.encoder} if samples.encoder else {}
     return {"fingerprint": fingerprint, **encoder}
 
@@ -52,14 +53,14 @@ def bound(works: Iterable[Work]) -> list[Work]:
 
     >>> run(bound(STUDIES["fashionmnist"].works("smoke")), store)
     """
-    names = {work: getattr(getattr(work, "task", None), "data", None) for work in works}
-    return [work if name is None else changed(work, meant(name)) for work, name in names.items()]
+    sets = {work: getattr(getattr(work, "task", None), "entry", None) for work in works}
+    return [work if one is None else changed(work, meant(one)) for work, one in sets.items()]
 
 
 def load(task: Features | Images, arrays: Arrays | None = None) -> Labelled:
     """Return the arrays of a task, handed over or from files, if they are the ones it means."""
     if arrays is None or arrays.name != task.data:
-        arrays = _from_files(task.data)
+        arrays = _from_files(task.entry)
     if task.fingerprint not in ("", arrays.fingerprint):
         raise FissileError(
             f"the files of {task.data} have changed since this run began: they now hold "

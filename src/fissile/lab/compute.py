@@ -20,6 +20,7 @@ from fissile.bank.bank import Quiet
 from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.classifier import Arrays, Classifiers, contest, load
+from fissile.lab.function import FunctionTrial
 from fissile.lab.task import Boolean, Images, Plateau, length, limit, patience_of, plateau, stopped
 from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work
 from fissile.measure.theory import required_width
@@ -60,6 +61,9 @@ def compute(
     trials = [work for work in works if isinstance(work, Trial)]
     contenders = [work for work in works if isinstance(work, Contender)]
     samplings = [work for work in works if isinstance(work, Sampling)]
+    functions = [work for work in works if isinstance(work, FunctionTrial)]
+    if functions:
+        return _called(functions, on_steps, on_outcomes)
     if contenders:
         measures = contest(contenders, device, on_steps, arrays)
         outcomes = [TrialResult(work, measures[work]) for work in contenders]
@@ -74,6 +78,22 @@ def compute(
     # Trials that are trained side by side share the time out by their estimated cost.
     per_cost = (time.perf_counter() - begin) / sum(outcome.work.cost for outcome in outcomes)
     return [replace(outcome, seconds=per_cost * outcome.work.cost) for outcome in outcomes]
+
+
+def _called(
+    works: Sequence[FunctionTrial], on_steps: OnSteps | None, on_outcomes: OnOutcomes | None
+) -> list[TrialResult]:
+    """Call users' functions, and keep each result as it is there."""
+    found = list[TrialResult]()
+    for work in works:
+        begin = time.perf_counter()
+        measures = work.measures()
+        found.append(TrialResult(work, measures, time.perf_counter() - begin))
+        if on_outcomes is not None:
+            on_outcomes(found[-1:])
+        if on_steps is not None:
+            on_steps(len(found) / len(works))
+    return found
 
 
 def _grid(trials: Sequence[Trial]) -> tuple[list[Trial], list[Arm]]:

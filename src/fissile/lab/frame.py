@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fissile._common.errors import FissileError, needs
 from fissile.lab.stats import Comparison, compare, fold_change, summary
 from fissile.lab.store import Rows
-from fissile.lab.trial import Contender, Sampling, Trial, Work
+from fissile.lab.trial import KINDS, Work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -85,7 +85,8 @@ def table(works: Sequence[Work], measures: Rows | Mapping[str, Mapping[str, floa
         frame[name] = 100 * frame[name]
     if "accuracy" not in frame:
         return frame
-    frame["per_parameter"] = frame["accuracy"] / frame["nonzeros"]
+    if "nonzeros" in frame:
+        frame["per_parameter"] = frame["accuracy"] / frame["nonzeros"]
     # Row for row, the dense network of the same trial; NaN where there is none.
     setting = [name for name in described(frame) if name not in ARM]
     place = frame.groupby(setting, sort=False, dropna=False).ngroup()
@@ -102,8 +103,8 @@ def _settings(works: Sequence[Work]) -> DataFrame:
     import pandas
 
     parts = {
-        kind.kind: attrgetter(*(item.name for item in fields(kind) if item.name != "number"))
-        for kind in (Trial, Sampling, Contender)
+        name: attrgetter(*(item.name for item in fields(kind) if item.name != "number"))
+        for name, kind in KINDS.items()
     }
     cells: dict[tuple[int, ...], int] = {}
     rows, codes = list[dict[str, object]](), list[int]()

@@ -18,6 +18,7 @@ import numpy as np
 
 from fissile._common.errors import FissileError, whole
 from fissile.lab.compute import compute
+from fissile.lab.function import FunctionTrial
 from fissile.lab.store import Provenance, Time
 from fissile.lab.trial import Boolean, Contender, Features, Images, Sampling, Trial, Work, from_spec
 
@@ -93,6 +94,8 @@ def _seconds(works: Sequence[Work], known: Mapping[str, Rate], workers: int) -> 
 
 def kind_of(work: Work) -> str:
     """Return the kind of a trial, such as ``deep``; trials of a kind share a rate."""
+    if isinstance(work, FunctionTrial):
+        return f"{work.function} {work.code}"
     if not isinstance(work, Trial):
         return work.kind
     if isinstance(work.task, Boolean):
@@ -135,8 +138,8 @@ def _machine(device: str) -> tuple[str, int]:
 def calibrated(work: Work, device: str = "cpu") -> Rate | None:
     """Return the rate of small trials of this kind, run now on generated data, if they can be."""
     name, cores = _machine(Provenance.here(device).device)
-    if name == device != "cpu" or kind_of(work) == "images":  # no GPU is here; it takes too long
-        return None
+    if name == device != "cpu" or kind_of(work) == "images" or isinstance(work, FunctionTrial):
+        return None  # no GPU is here, it takes too long, or nobody knows how long it takes
     size, seconds, cost = 1, 0.0, 1.0
     while seconds < _ENOUGH:  # the first run compiles, and later ones dwarf what is set up once
         if isinstance(work, Sampling):

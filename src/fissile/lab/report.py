@@ -29,7 +29,8 @@ from fissile._common.progress import duration
 from fissile.lab import plots
 from fissile.lab.claims import Status, Verdict, counts
 from fissile.lab.frame import labelled, pick
-from fissile.lab.results import Results, load, nearest, readable, shown, told
+from fissile.lab.results import Results, load, nearest, nothing, shown, told
+from fissile.lab.source import pointing
 from fissile.lab.stats import ENOUGH, LEVEL, Summary, summary
 from fissile.lab.store import Store
 from fissile.lab.studies import CRITERION
@@ -81,13 +82,6 @@ def write(
     with whole_folder(Path(folder), "the report") as beside:
         _fill(beside, found)
     return Path(folder) / "index.html"
-
-
-def nothing(store: Store, what: str, command: str) -> str:
-    """Return the error that says what the store holds, where that is not what was asked for."""
-    held = ", ".join(shown(run) for run in store.runs() if readable(run))
-    runs = f"; the store holds {held}" if held else ""
-    return f"{what}; fill the store with `{command}` first{runs}"
 
 
 @contextmanager
@@ -384,7 +378,7 @@ class _Section:
     @property
     def settings(self) -> list[tuple[str, str, str]]:
         """What was run: each setting here and at the scale of the paper."""
-        paper = _settings(self.results.study.works("paper"))
+        paper = _settings(self.results.study.works(self.results.study.full))
         here = _settings(self.results.works)
         return [(name, value, paper.get(name, MISSING)) for name, value in here.items()]
 
@@ -408,7 +402,8 @@ def _figure(results: Results, folder: Path) -> _Figure | None:
     study = results.study
     if not results.rows:
         return None
-    drawn = plots.draw(study, results.frame, results.pictures, results.note)
+    with pointing(study.file, study.id, "the figure cannot be drawn: "):
+        drawn = plots.draw(study, results.frame, results.pictures, results.note)
     if drawn is None:
         return None
     paths = plots.save(drawn, folder, study.id)
@@ -431,11 +426,10 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
     sampled = [work for work in works if isinstance(work, Sampling)]
     tasks: dict[str, list[Any]] = {}
     for work in works:
-        if isinstance(work, Sampling):
-            continue
         depth = getattr(work, "depth", 2)
         deep = {"Layers of weights": depth} if depth > 2 else {}
-        for name, value in {**work.task.described(), **deep}.items():
+        described: dict[str, Any] = getattr(getattr(work, "task", work), "described", dict)()
+        for name, value in {**described, **deep}.items():
             tasks.setdefault(name, []).append(value)
     alphas = [work.arm.alpha for work in trained] + [work.alpha for work in sampled]
     found: dict[str, list[Any]] = {
@@ -459,10 +453,12 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
 
 def _page(sections: Sequence[_Section]) -> str:
     every = [(one, *both) for one in sections for both in one.results.verdicts]
+    titles = [one.results.study.title for one in sections]
     versions = {made.version for one in sections for made in one.results.provenances}
     return rendered(
         "report.html.jinja",
         sections=sections,
+        heading=" · ".join(titles) if all(one.results.study.file for one in sections) else "",
         versions=sorted(versions or {fissile.__version__}),
         newest=max((max(one.results.rows.finished, default="") for one in sections), default="")[
             :10

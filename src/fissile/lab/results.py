@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from fissile._common.errors import FileError, FissileError
 from fissile.lab.claims import AXES, Claim, Verdict
 from fissile.lab.frame import after, cells, described, table
+from fissile.lab.source import pointing
 from fissile.lab.store import Provenance, Rows, Run, Store
-from fissile.lab.studies import CRITERION, STUDIES, find
+from fissile.lab.studies import CRITERION, GIVEN, STUDIES, find
 from fissile.lab.study import SCALES, Study
 from fissile.lab.task import PAPERS_ENCODER, source
 from fissile.lab.trial import Trial, Work
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 _MOST = 2_000_000  # trials of a run
 #: What every trial has come to, by its kind.
 _ACCURACY = {"accuracy", "nonzeros"}
-_NEEDED = {"sampling": {"coverage"}}
+_NEEDED: dict[str, set[str]] = {"sampling": {"coverage"}, "function": set()}
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Results:
         The number of trials and the data are named elsewhere. A part of the paper's grid is the
         paper's: its cells may stand beside the same cells of the paper.
         """
-        paper = self.study.works("paper", 1)
+        paper = self.study.works(self.study.full, 1)
         here, there = (
             {tuple(_plain(work).items()) for work in _cells(part)} for part in (self.works, paper)
         )
@@ -109,7 +111,7 @@ class Results:
                 arms = len(frame[[*found, "arm"]].drop_duplicates())
                 if len(frame[[*found, "arm", name]].drop_duplicates()) > arms:
                     found.append(name)
-        return found or ["neurons"]
+        return found or [name for name in ("neurons", *frame) if name in frame][:1]
 
     def means(self) -> dict[str, DataFrame]:
         """Return, by measure, a row for every cell and arm: mean, standard error, trials."""
@@ -165,10 +167,11 @@ class Results:
     def foreign(self) -> str:
         """What the networks saw, if it is not what the paper's did: to be said at every number."""
         task = getattr(self.works[0], "task", None)
-        usual = self.study.data("paper")
+        usual = self.study.data(self.study.full)
         data = getattr(task, "data", None)
         encoder = str(task.columns().get("encoder", "none")) if task else "none"
-        if data is None or (data == usual and encoder in ("none", PAPERS_ENCODER)):
+        papers = self.study.file or encoder in ("none", PAPERS_ENCODER)
+        if data is None or (data == usual and papers):
             return ""
         if encoder == "none":
             return str(data)
@@ -179,8 +182,11 @@ class Results:
     @property
     def note(self) -> str:
         """What a figure must say of its data and its settings."""
-        data = f"On {self.foreign}: not what the paper used." if self.foreign else ""
-        settings = f"With {self.apart}: not the paper's settings." if self.apart else ""
+        usual = ["what the paper used", "the paper's settings"]
+        if self.study.file:
+            usual = [f"what scale {self.study.full} has"] * 2
+        data = f"On {self.foreign}: not {usual[0]}." if self.foreign else ""
+        settings = f"With {self.apart}: not {usual[1]}." if self.apart else ""
         return " ".join(filter(None, (data, settings)))
 
     @property
@@ -201,7 +207,10 @@ def judged(
     changed: Mapping[str, object] | None = None,
 ) -> list[tuple[Claim, Verdict]]:
     """Return every claim and its verdict; with some trials missing, none holds or fails yet."""
-    found = [(claim, claim.judge(frame, changed)) for claim in study.claims]
+    found = []
+    for claim in study.claims:
+        with pointing(study.file, claim.text, "a claim cannot be judged: "):
+            found.append((claim, claim.judge(frame, changed)))
     return [(claim, _so_far(verdict, missing) if missing else verdict) for claim, verdict in found]
 
 
@@ -218,7 +227,7 @@ def _padded(curves: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 #: What decides a trial's result and is no setting of the grid; data are named beside each number.
-_ASIDE = {"number", "pictures", "data", "encoder", "fingerprint"}
+_ASIDE = {"number", "pictures", "data", "encoder", "fingerprint", "function", "code"}
 
 
 def _plain(work: Work) -> dict[str, Any]:
@@ -226,6 +235,7 @@ def _plain(work: Work) -> dict[str, Any]:
     spec = asdict(work)
     for part in ("task", "recipe", "arm"):
         spec |= spec.pop(part, {})
+    spec |= dict(spec.pop("settings", ()))
     return {name: value for name, value in spec.items() if name not in _ASIDE}
 
 
@@ -248,7 +258,7 @@ def load(store: Store, run: Run, *, pictures: bool = False) -> Results:
 
     >>> results = load(store, store.runs()[0])
     """
-    study = STUDIES[run.study]
+    study = study_of(run)
     works = study.works(run.scale, run.trials, run.changes)
     converged = study.converged(run.scale, run.changes)
     rows, more = (store.rows(work.key for work in part) for part in (works, converged))
@@ -267,14 +277,38 @@ def load(store: Store, run: Run, *, pictures: bool = False) -> Results:
     return Results(study, own, works, rows, converged, more, arrays, others)
 
 
+def study_of(run: Run) -> Study:
+    """Return the study of a run, if it still has the trials that the run asked for.
+
+    >>> study_of(store.runs()[0]).id
+
+    A file with a study is never run because a store names it: it was given, or it is not known.
+    """
+    study = (GIVEN if run.grid else STUDIES).get(run.study)
+    with suppress(FissileError):  # its file has not even this scale or setting any more
+        if study is not None and study.grid(run.scale, run.trials, run.changes) == run.grid:
+            return study
+    raise FissileError(unshown(run))
+
+
+def unshown(run: Run) -> str:
+    """Return why a run cannot be shown."""
+    if not run.grid:
+        return f"Made by another version of fissile: {run.command}"
+    why = "its study is in a file, which runs only where it is named: give the file too"
+    if run.study in GIVEN:
+        why = f"{GIVEN[run.study].file} has other trials now: run it, or give it as it was"
+    return f"{run.name} cannot be shown: {why}. Made by: {run.command}"
+
+
 def readable(run: Run) -> bool:
     """Return whether this version of fissile knows the run's study, scale and settings.
 
     A run of more trials than anybody has computed would only keep its reader busy.
     """
     try:
-        cells = STUDIES[run.study].works(run.scale, 1, run.changes)
-    except (KeyError, FissileError):
+        cells = study_of(run).works(run.scale, 1, run.changes)
+    except FissileError:
         return False
     return len(cells) * (run.trials or 1) <= _MOST
 
@@ -284,6 +318,15 @@ def shown(run: Run) -> str:
     trials = [] if run.trials is None else [f"trials={run.trials}"]
     told = [f"{name}={value}" for name, value in run.told.items()]
     return f"{run.name} ({', '.join([run.scale, *trials, *told])})"
+
+
+def nothing(store: Store, what: str, command: str) -> str:
+    """Return the error that says what the store holds, where that is not what was asked for."""
+    held = ", ".join(shown(run) for run in store.runs() if readable(run))
+    runs = f"; the store holds {held}" if held else ""
+    if files := ", ".join(run.name for run in store.runs() if run.grid and not readable(run)):
+        runs += f"; give the files of the studies of {files} to see those"
+    return f"{what}; fill the store with `{command}` first{runs}"
 
 
 def matching(
@@ -319,7 +362,7 @@ def nearest(
     """
 
     def distance(run: Run) -> tuple[bool, int, int, bool]:
-        study = STUDIES[run.study]
+        study = study_of(run)
         _, keys = study.keys(run.scale, run.trials, run.changes)
         few = run.trials is not None and run.trials < study.scales[run.scale].trials
         nothing = not store.progress(keys)[0]
@@ -330,6 +373,8 @@ def nearest(
     for run in matching(store, asked, scale, changes):
         if readable(run):
             by_study.setdefault(run.study, []).append(run)
+        elif run.name in asked:
+            raise FissileError(unshown(run))
     for study, runs in by_study.items():
         named = [run for run in runs if run.name in asked]
         if len(named) > 1:
@@ -340,4 +385,4 @@ def nearest(
             )
         left = named or runs
         found[study] = left[0] if len(left) == 1 else min(left, key=distance)
-    return [found[name] for name in STUDIES if name in found]
+    return [found[name] for name in (*STUDIES, *GIVEN) if name in found]

@@ -12,18 +12,11 @@ from itertools import chain
 from typing import Literal
 
 from fissile._common.errors import FissileError, whole
+from fissile.data.catalogue import Entry
 from fissile.lab.claims import Claim
-from fissile.lab.trial import (
-    Arm,
-    Contender,
-    Sampling,
-    Trial,
-    Work,
-    changed,
-    keys_of,
-    numbered,
-    settings,
-)
+from fissile.lab.key import hashed
+from fissile.lab.source import Misnamed
+from fissile.lab.trial import Arm, Trial, Work, changed, keys_of, numbered, settings
 
 #: From seconds, through a minute or two, to the paper's own grid, epochs and trials.
 SCALES = ("smoke", "quick", "paper")
@@ -150,6 +143,23 @@ class Study:
     published: tuple[Published, ...] = ()
     claims: tuple[Claim, ...] = ()
     differs: Sequence[str] = ()
+    file: str = ""  # where it was read from, if it is no study of the package
+
+    @property
+    def full(self) -> str:
+        """The largest scale that it has: the paper's, or its author's own."""
+        return max(self.scales, key=SCALES.index)
+
+    def grid(
+        self,
+        scale: str,
+        trials: int | None = None,
+        changes: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return a hash of the trials that a run asks for, if the study is in a user's file."""
+        if not self.file:
+            return ""
+        return hashed("".join(self.keys(scale, trials, changes)[1]))[:16]
 
     def works(
         self,
@@ -211,7 +221,7 @@ class Study:
             if isinstance(setting, Trial) and setting.warm_up == setting.fine_tune
         ]
         found: list[Work] = []
-        for setting in cells if scale != "smoke" else []:
+        for setting in cells if scale != "smoke" and not self.file else []:
             one = self._changed(replace(setting, arm=Arm("converged"), pictures=False), changes)
             assert isinstance(one, Trial)
             # How long other arms are tuned decides nothing here, and is no part of the key.
@@ -235,14 +245,68 @@ class Study:
 
     def data(self, scale: str, changes: Mapping[str, object] | None = None) -> str | None:
         """Return the name of the data set that the study needs, if it needs one."""
-        work = self.works(scale, 1, changes)[0]
-        return None if isinstance(work, Sampling) else getattr(work.task, "data", None)
+        entry = self.entry(scale, changes)
+        return None if entry is None else entry.name
+
+    def entry(self, scale: str, changes: Mapping[str, object] | None = None) -> Entry | None:
+        """Return what is known of the data set that the study needs, if it needs one."""
+        task = getattr(self.works(scale, 1, changes)[0], "task", None)
+        return getattr(task, "entry", None)
 
     @property
     def settings(self) -> set[str]:
         return settings(next(iter(self.scales.values())).settings[0])
 
     def _arms_of(self, setting: Work) -> list[Work]:
-        if isinstance(setting, Sampling | Contender):
+        if not isinstance(setting, Trial):
             return [replace(setting, number=0)]
         return [replace(setting, arm=arm, number=0) for arm in self.arms]
+
+
+#: What panels, tables and claims call arms by, and what they call columns by.
+_ARMS, _COLUMNS = ("arm", "arms", "stars", "above", "over", "others"), ("along", "down", "across")
+
+
+def check(study: Study) -> None:
+    """Raise an error at the first name in a study that no trial of it has.
+
+    >>> check(STUDIES["capacity"])
+
+    It looks at the scales, the splits, and the arms and axes of panels, tables and claims.
+    """
+    for name in study.scales or ("no scale",):
+        if name not in SCALES:
+            raise Misnamed(name, f"{name!r} is no scale; scales are {', '.join(SCALES)}")
+    works = [work for scale in study.scales for work in study.works(scale, 1)]
+    for trial in {work.arm: work for work in works if isinstance(work, Trial)}.values():
+        _check_split(trial)
+    cells = [work.columns() for work in works]
+    arms, columns = ({str(c["arm"]): None for c in cells}, dict.fromkeys(chain(*cells)))
+    parts: list[object] = [*chain(*study.figure), *study.published]
+    for claim in study.claims:
+        parts += [claim.check, *getattr(claim.check, "checks", ())]
+    for part in parts:
+        words = {name: getattr(part, name, ()) for name in (*_ARMS, *_COLUMNS, "where")}
+        for name, value in words.items():
+            known, what = (arms, "arm") if name in _ARMS else (columns, "column")
+            for word in (value,) if isinstance(value, str) else value:
+                if word and word not in known:
+                    text = f"no trial has the {what} {word!r}, which {type(part).__name__} names"
+                    raise Misnamed(word, f"{text}; there are {', '.join(known)}")
+
+
+def _check_split(trial: Trial) -> None:
+    """Refuse a split whose code the key of a trial would not tell from any other's."""
+    from fissile.lab.compute import bank_arm
+
+    name = trial.arm.split
+    try:
+        split = getattr(bank_arm(trial.arm, trial), "split", None)
+    except FissileError as error:
+        raise Misnamed(name, str(error)) from None
+    if split is not None and not type(split).__module__.startswith("fissile."):
+        raise Misnamed(
+            name,
+            f"the split {name!r} is not one of fissile's, and a trial's key has its name "
+            "alone; train with it in a function of your own: see fissile.lab.function",
+        )

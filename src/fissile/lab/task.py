@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args
 
 from fissile._common.errors import FissileError, whole
 from fissile.data import Formula, Negatives, Others
-from fissile.data.catalogue import ENTRIES, Entry
+from fissile.data.catalogue import ENTRIES, Entry, own
 from fissile.data.sets import Scaling
 
 #: Marks a field that trials did not always have: at its default, the key is what it was before.
@@ -98,6 +98,9 @@ class Features:
             deviation 1 over the training set.
         fingerprint: of the arrays that were found; results on other arrays are other results.
         encoder: what made these arrays, as their file says; the catalogue's word if it does not.
+        inputs: the numbers in a sample, for features of your own, whose ``classes`` are to be
+            given too. Their file, ``data`` with an ending such as ``.npz``, lies beside the study
+            or in the folder of ``--data``.
     """
 
     data: str = "fashionmnist"
@@ -106,9 +109,11 @@ class Features:
     fingerprint: str = ""
     encoder: str = field(default="", metadata={"label": True}, compare=False)
     scaling: Scaling = field(default="raw", metadata=LATER)
+    inputs: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
-        whole("classes", self.classes, least=0)
+        whole("inputs", self.inputs, least=0)
+        whole("classes", self.classes, least=2 if self.inputs else 0)
         one_of("scaling", self.scaling, get_args(Scaling))
         if self.classes > self.entry.classes or self.classes == 1:
             raise FissileError(
@@ -118,7 +123,7 @@ class Features:
 
     @property
     def entry(self) -> Entry:
-        return _known(self.data)
+        return own(self.data, self.inputs, self.classes) if self.inputs else _known(self.data)
 
     @property
     def outputs(self) -> int:

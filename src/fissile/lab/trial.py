@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, Literal, get_args
 
@@ -14,53 +11,14 @@ from fissile._common.errors import FissileError, whole
 from fissile.bank.loop import Recipe
 from fissile.bank.sparse import Plan
 from fissile.lab.budget_methods import METHODS, SETTINGS
+from fissile.lab.function import FunctionTrial
+from fissile.lab.key import Keyed, around_number, hashed
 from fissile.lab.task import EPOCHS, LATER, limit, one_of, patience_of, task_from
 from fissile.lab.task import Boolean as Boolean
 from fissile.lab.task import Features as Features
 from fissile.lab.task import Images as Images
 from fissile.lab.task import Task as Task
 from fissile.measure.theory import RandomSparse
-
-#: Raised when the same trial would come to other numbers, so that stored ones are not mixed in. A
-#: last digit that depended on the number of threads anyway (mean cosines, before they were summed
-#: in float64) is not such a number.
-REVISION = 1
-
-
-def _around_number(work: Work) -> tuple[str, str]:
-    """Return everything that decides a result as text: what comes before the number, and after."""
-    spec = {"revision": REVISION, "kind": work.kind, **_spec(work)}
-    if isinstance(work, Contender):  # whoever changes a method's plans gets new results
-        spec["plans"] = repr(work.plans)
-    early = {name: value for name, value in spec.items() if name < "number"}
-    late = {name: value for name, value in spec.items() if name > "number"}
-    texts = [json.dumps(part, sort_keys=True, separators=(",", ":")) for part in (early, late)]
-    return f'{texts[0][:-1]},"number":', f",{texts[1][1:]}"
-
-
-def _spec(part: Any) -> dict[str, Any]:
-    """Return a part of a trial as plain values, later fields only where they say something."""
-    spec = {}
-    for item in fields(part):
-        value = getattr(part, item.name)
-        at_default = item.metadata.get("later") and value == item.default
-        if not at_default and not item.metadata.get("label"):
-            spec[item.name] = _spec(value) if is_dataclass(value) else value
-    return spec
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-class _Keyed:
-    """A trial of any kind."""
-
-    @cached_property
-    def key(self: Any) -> str:
-        """The name that the result is stored under: equal for equal trials, whoever runs them."""
-        before, after = _around_number(self)
-        return _hashed(f"{before}{self.number}{after}")
 
 
 def _check_whole(part: Any, **least: int) -> None:
@@ -77,7 +35,7 @@ SEARCHED = (1_000_000, 1_000_001)
 
 
 @dataclass(frozen=True)
-class Contender(_Keyed):
+class Contender(Keyed):
     """A method, the budget of a dense network of some width, and the trial's number.
 
     >>> Contender(Features("clinc150-minilm"), neurons=8, method="gradual").budget
@@ -210,7 +168,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Trial(_Keyed):
+class Trial(Keyed):
     """One network of one arm: its task, its shape, how it is trained, and its number.
 
     >>> Trial(Boolean(clauses=8), neurons=8, arm=Arm("random", 2), number=3)
@@ -308,7 +266,7 @@ class Trial(_Keyed):
 
 
 @dataclass(frozen=True)
-class Sampling(_Keyed):
+class Sampling(Keyed):
     """A trial of the theory: random sparse networks, drawn and counted, beside closed forms."""
 
     kind: ClassVar[str] = "sampling"
@@ -349,10 +307,10 @@ class Sampling(_Keyed):
 
 
 #: What a study decides for itself.
-_FIXED = {"number", "pictures", "split", "validation", "projection", "method"}
+_FIXED = {"number", "pictures", "split", "validation", "projection", "method", "inputs"}
 
-Work = Trial | Sampling | Contender
-_KINDS: dict[str, type[Work]] = {kind.kind: kind for kind in (Trial, Sampling, Contender)}
+Work = Trial | Sampling | Contender | FunctionTrial
+KINDS: dict[str, type[Work]] = {kind.kind: kind for kind in get_args(Work)}
 _PARTS: dict[str, Callable[..., Any]] = {
     "task": lambda **spec: task_from(spec),
     "recipe": Recipe,
@@ -378,8 +336,8 @@ def numbered(cell: Work, count: int) -> list[Work]:
 
 def keys_of(cell: Work, count: int) -> Iterator[str]:
     """Return the keys of ``numbered(cell, count)``: the text behind a key differs in the number."""
-    before, after = _around_number(cell)
-    return (_hashed(f"{before}{number}{after}") for number in range(count))
+    before, after = around_number(cell)
+    return (hashed(f"{before}{number}{after}") for number in range(count))
 
 
 def from_spec(kind: str, spec: dict[str, Any]) -> Work:
@@ -387,11 +345,13 @@ def from_spec(kind: str, spec: dict[str, Any]) -> Work:
     values = {
         name: _PARTS[name](**value) if name in _PARTS else value for name, value in spec.items()
     }
-    return _KINDS[kind](**values)
+    return KINDS[kind](**values)
 
 
 def changed(work: Work, changes: Mapping[str, object]) -> Work:
     """Return a trial with other settings, wherever they live: ``changed(t, {"lr": 3e-3})``."""
+    if isinstance(work, FunctionTrial):
+        return work.changed({n: _typed(n, dict(work.settings)[n], v) for n, v in changes.items()})
     parts: dict[str, Any] = {"": work} | {part: getattr(work, part, None) for part in _PARTS}
     for name, value in changes.items():
         where = next((part for part in parts if name in _settings(parts[part])), None)
@@ -413,6 +373,8 @@ def _has_option(arm: Arm, name: str) -> bool:
 
 def settings(work: Work) -> set[str]:
     """Return the names of what may be changed in the trials of a study; its arms are its own."""
+    if isinstance(work, FunctionTrial):
+        return set(dict(work.settings)) - {"arm"}
     parts = (_settings(getattr(work, part, None)) for part in _PARTS)
     return _settings(work).union(*parts) - ({"alpha"} if isinstance(work, Trial) else set())
 

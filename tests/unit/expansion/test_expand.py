@@ -15,6 +15,7 @@ import fissile
 from fissile import MLP, FissileError, Groups, Structured, expand, nonzeros, to_dense, to_masked
 from fissile._common.random import drawer
 from fissile.discovery import discover
+from fissile.expansion import split
 from fissile.expansion.expand import choose
 from fissile.expansion.pattern import Pattern
 from fissile.layers import MaskedLinear, PartitionedLinear
@@ -338,14 +339,16 @@ def test_tied_layers_are_refused():
         expand(nn.Sequential(shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(4, 2)), 2)
 
 
-def test_a_split_from_outside_the_package():
+def test_a_split_from_outside_the_package(monkeypatch):
+    monkeypatch.setattr(split, "_SPLITS", dict(split._SPLITS))
+
     class Halves(fissile.Split):
         def deal(self, weight, alpha, draw):
             child = torch.arange(weight.shape[-1]) * alpha // weight.shape[-1]
             return child.expand(weight.shape)
 
-    fissile.register_split("halves", Halves)
-    wide = expand(MLP([6, 4, 2]), 2, "halves")
+    fissile.register_split("from-outside", Halves)
+    wide = expand(MLP([6, 4, 2]), 2, "from-outside")
     owner = wide.layers[0].owner
     assert set(owner[:, :3].unique().tolist()) <= {0, -1}
     assert set(owner[:, 3:].unique().tolist()) <= {1, -1}

@@ -147,6 +147,8 @@ _SPLITS = {
     "dropconnect": ("DropConnect", _PURPLE, "X"),
 }
 _LINES = {2: _DOTTED, 4: _SOLID}
+_MARKED = [(_BLUE, "o"), (_VERMILLION, "s"), (_GREEN, "^"), (_PURPLE, "v"), (_ORANGE, "p")]
+_OTHERS: dict[str, Look] = {}  # arms without a look of their own, as a figure meets them
 
 _ROLES = {
     "simulated": Look("simulated", _BLUE, "o", "none", filled=False),
@@ -169,6 +171,9 @@ def look(arm: str) -> Look:
     if arm in METHODS:
         return METHODS[arm]
     split, alpha = arm.rpartition("-")[0] or arm, alpha_of(arm)
+    if alpha == 1 and arm not in _SPLITS:  # no split: an arm of a user's own function
+        colour, marker = _MARKED[len(_OTHERS) % len(_MARKED)]
+        return _OTHERS.setdefault(arm, Look(plain(arm), colour, marker, _SOLID))
     name, colour, marker = _SPLITS.get(split, (plain(f"{split} split"), _PURPLE, "v"))
     return Look(f"{name}, α = {alpha}", colour, marker, _LINES.get(alpha, "-."), filled=alpha != 2)
 
@@ -216,4 +221,5 @@ def styled() -> AbstractContextManager[None]:
     needs("matplotlib", "lab")
     from matplotlib import style
 
+    _OTHERS.clear()
     return style.context(["default", _SETTINGS])

@@ -33,6 +33,7 @@ from fissile.lab.batching import (
 )
 from fissile.lab.classifier import Arrays, load
 from fissile.lab.compute import compute
+from fissile.lab.function import FunctionTrial
 from fissile.lab.ray.connect import answers, connected
 from fissile.lab.ray.workers import CORES, entry
 from fissile.lab.trial import Boolean, Contender, Features, Images, Sampling, Work
@@ -94,7 +95,7 @@ def shares_of(nodes: Sequence[Node], works: Sequence[Work], device: str | None) 
 
 def memory_of(work: Work) -> int:
     """Return the bytes that a worker needs: a process that trains, and the trial's data set."""
-    if isinstance(work, Sampling) or isinstance(work.task, Boolean):
+    if isinstance(work, Sampling | FunctionTrial) or isinstance(work.task, Boolean):
         return PROCESS
     entry = work.task.entry
     samples = (entry.train or 1_280 * entry.classes) + (entry.test or 0)

@@ -140,6 +140,7 @@ class Run:
     command: str
     started: str = field(default_factory=_now)
     number: int = field(default=0, compare=False)  # among the study's runs, in the store's order
+    grid: str = ""  # a hash of its trials, where the study is in a user's file
 
     @property
     def name(self) -> str:
@@ -149,7 +150,9 @@ class Run:
     @property
     def asked(self) -> str:
         """The request without its command and date; the store keeps each request once."""
-        return json.dumps([self.study, self.scale, self.trials, self.changes], sort_keys=True)
+        own = [self.grid] if self.grid else []
+        asked = [self.study, self.scale, self.trials, self.changes, *own]
+        return json.dumps(asked, sort_keys=True)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -238,7 +241,7 @@ def _inflated(blob: bytes | None, room: int | None = None) -> dict[str, NDArray[
 
 def run_of(request: object, command: object, started: object) -> Run:
     """Return a run as it is stored."""
-    study, scale, trials, changes = json.loads(_text(request))
+    study, scale, trials, changes, *grid = json.loads(_text(request))
     if not (trials is None or (type(trials) is int and 0 < trials < _LARGE)):
         raise ValueError(f"{trials!r} trials")
     for name, value in changes.items():
@@ -247,7 +250,8 @@ def run_of(request: object, command: object, started: object) -> Run:
             _text(value)
         elif value is not None and not (isinstance(value, int | float) and abs(value) < _LARGE):
             raise ValueError(f"a setting is {value!r}")
-    return Run(_text(study), _text(scale), trials, changes, _text(command), _text(started))
+    about = _text(study), _text(scale), trials, changes, _text(command), _text(started)
+    return Run(*about, grid="".join(map(_text, grid)))
 
 
 _CHUNK = 500  # older SQLites take 999 parameters
