@@ -42,20 +42,15 @@ class Data:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        for name in ("x", "x_test"):
-            x = getattr(self, name)
+        for samples, labels, name in (("x", "y", "training"), ("x_test", "y_test", "test")):
+            x, y = getattr(self, samples), torch.as_tensor(getattr(self, labels))
             if isinstance(x, Tensor):
                 x = x.detach()
                 x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
             elif not isinstance(x, np.memmap):
                 x = torch.as_tensor(np.asarray(x))
-            object.__setattr__(self, name, x)
-        for name in ("y", "y_test"):
-            y = torch.as_tensor(getattr(self, name))
             if y.is_floating_point():
-                raise FissileError(f"the labels {name} must be whole numbers, not {y.dtype}")
-            object.__setattr__(self, name, y.long())
-        for x, y, name in ((self.x, self.y, "training"), (self.x_test, self.y_test, "test")):
+                raise FissileError(f"the labels {labels} must be whole numbers, not {y.dtype}")
             if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
                 raise FissileError(
                     f"the {name} set needs a matrix of samples and one label for each; "
@@ -63,6 +58,8 @@ class Data:
                 )
             if int(y.min()) < 0:
                 raise FissileError(f"the {name} labels must be whole numbers from 0 on")
+            object.__setattr__(self, samples, x)
+            object.__setattr__(self, labels, y.long())
         if self.x.shape[1] != self.x_test.shape[1]:
             raise FissileError("the training and the test set have different numbers of inputs")
 

@@ -105,12 +105,12 @@ class _Job:
         self.converted = converted  # the data as the kernel reads it, for all stacks
         layers = read(stack)
         linears, behind = linear_layers(stack.module), stages(stack.module) or []
-        self.architecture = Architecture.of(
-            sizes=[linears[0].in_features, *[layer.out_features for layer in linears]],
-            relu=[stage.relu for stage in behind],
-            biased=[layer.bias is not None for layer in linears],
+        self.architecture = Architecture(
+            sizes=np.array([linears[0].in_features, *[layer.out_features for layer in linears]]),
+            relu=np.array([stage.relu for stage in behind]),
+            biased=np.array([layer.bias is not None for layer in linears]),
             first=first_index(stack.module),
-            norm=[0.0 if stage.norm is None else stage.norm.eps for stage in behind],
+            norm=np.array([0.0 if stage.norm is None else stage.norm.eps for stage in behind]),
         )
         self.wiring = Wiring.of([_mask(layer) for layer in layers])
         # The values, then Adam's two moments.

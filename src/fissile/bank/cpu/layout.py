@@ -27,15 +27,6 @@ class Architecture(NamedTuple):
     first: int
     norm: Array  # the epsilon of the LayerNorm behind each layer, 0 where there is none
 
-    @classmethod
-    def of(
-        cls, sizes: Sequence[int], relu: Sequence[bool], biased: Sequence[bool], first: int = 0,
-        norm: Sequence[float] | None = None,
-    ) -> Architecture:  # fmt: skip
-        """Return an architecture of anything that numpy understands."""
-        eps = np.array(norm or [0.0] * len(relu))
-        return cls(np.array(sizes), np.array(relu), np.array(biased), first, eps)
-
     @property
     def rows(self) -> int:
         """Count the neurons of all layers, outputs included."""
@@ -56,10 +47,7 @@ class Samples(NamedTuple):
     @classmethod
     def of(cls, x: npt.ArrayLike, y: npt.ArrayLike) -> Samples:
         """Return samples of anything that numpy understands, CPU tensors included."""
-        kept = np.asarray(x)
-        if kept.dtype not in (np.float32, np.float64):
-            kept = kept.astype(np.float32)
-        return cls(_read_only(kept), _read_only(np.asarray(y, np.int64)))
+        return cls(_read_only(np.asarray(x)), _read_only(np.asarray(y, np.int64)))
 
 
 def _read_only(array: Array) -> Array:

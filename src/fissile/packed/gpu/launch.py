@@ -38,14 +38,10 @@ def partitioned_linear(
     at_once = 2 * tiles.samples if tiles.twice else tiles.samples
     owners = (y, y) if planes is None else (_as_words(planes), _shifts(weight.device))
     _launch(
-        partitioned_kernel,
-        (-(-batch // at_once), -(-h // tiles.rows), 1),
-        (x, weight, *owners, y if bias is None else bias, y),
-        (batch, h, *constants, *tiles[:5]),
-        (h, constants, tiles),
-        tiles.warps,
-        tiles.stages,
-    )
+        partitioned_kernel, (-(-batch // at_once), -(-h // tiles.rows), 1),
+        (x, weight, *owners, y if bias is None else bias, y), (batch, h, *constants, *tiles[:5]),
+        (h, constants, tiles), tiles.warps, tiles.stages,
+    )  # fmt: skip
     return y
 
 
@@ -97,14 +93,10 @@ def masked_linear(
     after = last if parts == 1 else (False, "none")
     constants = (n, group, *after, weight.is_cuda, *tiles[:5])
     _launch(
-        masked_tiles_kernel,
-        (-(-batch // tiles.samples), -(-c // tiles.rows), parts),
-        (*layer, biases, sums),
-        (batch, c, *constants),
-        (constants, tiles.warps, tiles.stages),
-        tiles.warps,
-        tiles.stages,
-    )
+        masked_tiles_kernel, (-(-batch // tiles.samples), -(-c // tiles.rows), parts),
+        (*layer, biases, sums), (batch, c, *constants),
+        (constants, tiles.warps, tiles.stages), tiles.warps, tiles.stages,
+    )  # fmt: skip
     if parts > 1:
         grid, numbers = (-(-batch * c // 512), 1, 1), (batch * c, c, parts, *last, 512)
         _launch(parts_kernel, grid, (sums, biases, y), numbers, (parts, last, y.dtype), 4, 1)

@@ -32,7 +32,8 @@ def mlp_layers(sizes, embedding=None):
     front = () if embedding is None else (False,)  # an embedding has neither ReLU nor bias
     widths = (sizes[0], *(() if embedding is None else (embedding,)), *sizes[1:])
     hidden = [True] * (len(sizes) - 2)
-    return Architecture.of(widths, (*front, *hidden, False), (*front, *hidden, True), len(front))
+    relu, biased = np.array([*front, *hidden, False]), np.array([*front, *hidden, True])
+    return Architecture(np.array(widths), relu, biased, len(front), np.zeros(len(relu)))
 
 
 @dataclass
