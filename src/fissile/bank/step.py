@@ -52,10 +52,6 @@ def logit_gradient(
     """
     if logits.is_cuda and logits.shape[1] > 1:  # one launch: small networks wait for launches
         return _triton_logit_gradient(logits, targets, smooth)
-    return _torch_logit_gradient(logits, targets, smooth)
-
-
-def _torch_logit_gradient(logits: Tensor, targets: Tensor, smooth: Tensor) -> Tensor:
     wanted = targets.repeat_interleave(len(logits) // len(targets), 0)
     spread, outputs = smooth.view(-1, 1, 1), logits.shape[1]
     wanted = wanted * (1 - spread) + spread / max(2, outputs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -130,15 +130,14 @@ def train(
     default_chunk, default_warps = _suiting(count, h, d, c)
     chunk, num_warps = chunk or default_chunk, num_warps or default_warps
     bits, shift = order_shape(samples)
-    nothing = networks.w1  # a pointer for what the kernel leaves out; it is never read
+    optional = networks.mask1, networks.mask2, networks.orthogonal
+    # What the kernel leaves out has a pointer all the same, which is never read.
+    mask1, mask2, orthogonal = (networks.w1 if part is None else part for part in optional)
     with torch.cuda.device_of(networks.w1):  # Triton launches on the current device
         train_kernel[(count,)](
             networks.w1, networks.b1, networks.w2, networks.b2, *networks.m, *networks.v,
-            nothing if networks.mask1 is None else networks.mask1,
-            nothing if networks.mask2 is None else networks.mask2,
-            networks.step, betas**steps_so_far, networks.lr, networks.l1, networks.l2,
-            nothing if networks.orthogonal is None else networks.orthogonal,
-            data.x, data.y, data.xt, data.yt, data.which, keys,
+            mask1, mask2, networks.step, betas**steps_so_far, networks.lr, networks.l1, networks.l2,
+            orthogonal, data.x, data.y, data.xt, data.yt, data.which, keys,
             curves.loss, curves.correct, curves.finished, epochs,
             N=samples, TESTS=data.xt.shape[1], BITS=bits, SHIFT=shift,
             D=inputs, H=hidden, C=outputs, B=batch, DP=d, HP=h, CP=c, CHUNK=chunk,
@@ -220,7 +219,7 @@ def run(
         stack.to(device)
     job = _Job(stacks, device)
     try:
-        while job.epoch < until:
+        while stacks[0].epoch < until:
             for stack, accuracy, loss in job.launch(until):
                 on_epochs(stack, accuracy, loss)
             if stop is not None and stop.is_set():
@@ -251,15 +250,12 @@ class _Job:
         self.seeds = torch.cat([stack.seeds for stack in stacks]).to(device)
         self.seconds = _SLICE
 
-    @property
-    def epoch(self) -> int:
-        return self.stacks[0].epoch
-
     def launch(self, until: int) -> list[tuple[Stack, Tensor, Tensor]]:
         """Train some epochs and return their curves, NaN where a network has diverged."""
-        epochs = max(1, min(int(_SLICE / self.seconds), until - self.epoch))
+        start = self.stacks[0].epoch
+        epochs = max(1, min(int(_SLICE / self.seconds), until - start))
         alive = torch.cat([stack.alive for stack in self.stacks])
-        numbers = torch.arange(self.epoch, self.epoch + epochs, device=self.device)
+        numbers = torch.arange(start, start + epochs, device=self.device)
         before = [tensor.clone() for tensor in self._changing()]
         begin = time.perf_counter()
         try:
@@ -305,12 +301,10 @@ class _Job:
         for now, then in zip(self._changing(), before, strict=True):
             now[rows] = then[rows]
 
-    def _joined(self, parts: Iterable[Tensor], *shape: int) -> Tensor:
-        """Put a tensor of every stack one after another, each filled up with zeros to a shape."""
-        sizes = [len(stack) for stack in self.stacks]
-        parts = list(parts)
-        joined = parts[0].new_zeros(sum(sizes), *shape)
-        for place, part in zip(joined.split(sizes), parts, strict=True):
+    def _joined(self, parts: Sequence[Tensor], *shape: int) -> Tensor:
+        """Return a tensor of every stack, one after another, filled up with zeros to a shape."""
+        joined = parts[0].new_zeros(sum(map(len, parts)), *shape)
+        for place, part in zip(self._cut(joined), parts, strict=True):
             place[tuple(map(slice, part.shape))] = part
         return joined
 
@@ -318,9 +312,7 @@ class _Job:
         (hidden, inputs), outputs = self.tile, self.layers[0][1].states["weight"][0].shape[1]
         shapes = [(hidden, inputs), (hidden,), (outputs, hidden), (outputs,)]
         states = zip(*map(_matrices, self.layers), strict=True)  # w1 of all stacks, b1 of all, ...
-        values = [
-            self._joined(parts, *shape) for parts, shape in zip(states, 3 * shapes, strict=True)
-        ]
+        values = [self._joined(x, *shape) for x, shape in zip(states, 3 * shapes, strict=True)]
         (w1, b1, w2, b2), m, v = values[:4], tuple(values[4:8]), tuple(values[8:])
         masks = [
             None

@@ -264,10 +264,8 @@ class Step:
         self.order = torch.zeros(len(data.y), dtype=torch.long, device=device)
         done = int(job.adam.state[first]["step"]) if first in job.adam.state else 0
         self.counters = torch.tensor([0, done], device=device)  # in the order; steps of Adam
-        self.advance = {
-            count: torch.tensor([count, 1], device=device)
-            for count in set(batch_sizes(len(data.y), recipe.batch))
-        }
+        sizes = set(batch_sizes(len(data.y), recipe.batch))
+        self.advance = {count: torch.tensor([count, 1], device=device) for count in sizes}
         self.loss = torch.zeros((), device=device)
         self.right = torch.zeros((), dtype=torch.long, device=device)
         self.layers = self._layers()
@@ -346,10 +344,9 @@ class Step:
         """Wait, and return whether all numbers are finite, the loss, and how many are right."""
         parts = [self.flat.weights, self.loss.view(1), *self._running()]
         finite = torch.stack([torch.isfinite(part).all() for part in parts]).all()
-        numbers: list[float] = torch.stack(
-            [finite.double(), self.loss.double(), self.right.double()]
-        ).tolist()
-        return numbers
+        numbers = [number.double() for number in (finite, self.loss, self.right)]
+        waited: list[float] = torch.stack(numbers).tolist()
+        return waited
 
     def state(self) -> list[Tensor]:
         flat = self.flat
@@ -364,9 +361,8 @@ class Step:
         self.flat.home(steps)
         norms = (m for m in self.job.model.backbone if isinstance(m, nn.BatchNorm2d))
         for module, (_, norm) in zip(norms, self.layers, strict=True):
-            values = {"running_mean": norm.mean, "running_var": norm.var}
-            for name, value in values.items():
-                module.get_buffer(name).copy_(value)
+            module.get_buffer("running_mean").copy_(norm.mean)
+            module.get_buffer("running_var").copy_(norm.var)
             module.get_buffer("num_batches_tracked").fill_(steps)
 
 
