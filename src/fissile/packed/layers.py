@@ -112,7 +112,6 @@ class Packed(InferenceOnly, SparseLayer):
         return self._misfit_of(parts)
 
     def nonzeros(self) -> int:
-        """Count the weights that exist."""
         return int(exists(self.weight).sum())
 
     def _shaped(self, rows: Tensor) -> Tensor:
@@ -144,11 +143,9 @@ class PackedPartitioned(Packed):
         return owners(self.weight, self.planes, self.alpha)
 
     def dense_weight(self) -> Float[Tensor, "children inputs *kernel"]:
-        """Return the children's rows."""
         return self._shaped(partitioned_dense(self.weight, self.planes, self.alpha))
 
     def pattern(self) -> Bool[Tensor, "children inputs *kernel"]:
-        """Return which child holds which input."""
         return self._shaped(owner_mask(self.owner(), self.alpha))
 
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None:
@@ -187,12 +184,10 @@ class PackedMasked(Packed):
         return from_bytes(self.live, self.groups).cpu()
 
     def dense_weight(self) -> Float[Tensor, "outputs inputs *kernel"]:
-        """Return the weight with zeros where nothing is."""
         columns = self.matrix_shape[1]
         return self._shaped(masked_dense(self.weight.detach(), self.live, self.group, columns))
 
     def pattern(self) -> Bool[Tensor, "outputs inputs *kernel"]:
-        """Return which weights exist."""
         return exists(self.dense_weight())
 
     def _misfit_of(self, parts: Mapping[str, Any]) -> str | None:

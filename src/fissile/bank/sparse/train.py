@@ -40,18 +40,12 @@ _MORE = 1.15
 
 
 def train(
-    plans: Sequence[Plan],
-    seeds: Sequence[int],
-    x: Float[Tensor, "samples inputs"],
-    y: Int[Tensor, " samples"],
-    *,
-    outputs: int,
-    epochs: int = 50,
-    batch: int = 64,
-    device: str = "cpu",
+    plans: Sequence[Plan], seeds: Sequence[int],
+    x: Float[Tensor, "samples inputs"], y: Int[Tensor, " samples"], *,
+    outputs: int, epochs: int = 50, batch: int = 64, device: str = "cpu",
     weights: Float[Tensor, " samples"] | None = None,
     on_epoch: Callable[[int], object] | None = None,
-) -> list[tuple[SparseStack, list[int]]]:
+) -> list[tuple[SparseStack, list[int]]]:  # fmt: skip
     """Train every plan with every seed and return stacks, each with its plans' places in the list.
 
     >>> [(stack, places)] = train([Plan(2_000, 64, prune=Prune())], [0, 1], x, y, outputs=10)

@@ -66,21 +66,12 @@ class Trained:
 
 
 def train(
-    networks: Sequence[Network],
-    data: Images,
-    arms: Mapping[str, Arm],
-    *,
-    recipe: Recipe | None = None,
-    warm_up: int = 25,
-    fine_tune: int = 25,
-    mirror: bool = False,
-    enough: Enough | None = None,
-    device: torch.device | str = "cpu",
-    side_by_side: int | None = None,
-    progress: Callable[[float], None] | None = None,
-    on_trained: Callable[[int, str, Trained], None] | None = None,
-    precision: Precision = "auto",
-) -> list[dict[str, Trained]]:
+    networks: Sequence[Network], data: Images, arms: Mapping[str, Arm], *,
+    recipe: Recipe | None = None, warm_up: int = 25, fine_tune: int = 25, mirror: bool = False,
+    enough: Enough | None = None, device: torch.device | str = "cpu",
+    side_by_side: int | None = None, progress: Callable[[float], None] | None = None,
+    on_trained: Callable[[int, str, Trained], None] | None = None, precision: Precision = "auto",
+) -> list[dict[str, Trained]]:  # fmt: skip
     """Warm every network up once, branch it into every arm, and fine-tune those on equal batches.
 
     >>> trained = train([Network(256, 20, seed=0)], images, {"dense": Dense(), "fpe": Expand(2)})
