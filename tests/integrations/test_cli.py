@@ -254,19 +254,58 @@ def test_every_smoke_scale_takes_seconds(study):
 
 def test_help_has_examples():
     assert "Begin with" in called("--help").stdout
-    commands = ("run", "studies", "status", "results", "report", "compare", "theory", "fidelity")
+    commands = (
+        "run",
+        "studies",
+        "status",
+        "results",
+        "report",
+        "compare",
+        "theory",
+        "multiverse",
+        "claims",
+    )
     for command in commands:
         assert "Example" in called(command, "--help").stdout
     for command in ("run", "report"):
         assert "several at once: frontier or ablation" in called(command, "--help").stdout
 
 
-def test_fidelity_writes_its_tables(lab, tmp_path):
-    found = tmp_path / "found.md"
-    out = called("fidelity", "--scale", "smoke", "--out", lab, "--to", found).stdout
-    assert "readings compared with the paper" in out
-    for heading in ("best reading of each table", "One setting for all"):
-        assert heading in found.read_text()
+def test_a_multiverse_from_the_command_to_the_page(tmp_path):
+    words = ("multiverse", "capacity", "--scale", "smoke", "--trials", 3, "--out", tmp_path)
+    first = called(*words, "--only", "literals=12")
+    assert re.search(r"1 studies, \d+ readings: [\d,]+ trials, of which [\d,]+ are", first.stderr)
+    assert "Robust: holds in at least 90%" in first.stdout
+    page = (tmp_path / "multiverse" / "multiverse.html").read_text()
+    assert "Splitting" not in page
+    assert "capacity: The random-4 split has more feature capacity" in page
+    assert "0 trials computed" in called(*words, "--only", "literals=12").stdout
+    called(*words)
+    assert "defaults would be others" in called("claims", "--out", tmp_path).stdout
+    called("report", "--out", tmp_path)
+    assert 'href="multiverse.html"' in (tmp_path / "report" / "index.html").read_text()
+    assert (tmp_path / "report" / "multiverse.html").read_text() == (
+        tmp_path / "multiverse" / "multiverse.html"
+    ).read_text()
+
+
+def test_a_run_under_a_reading(tmp_path):
+    words = ("capacity", "--scale", "smoke", "--out", tmp_path)
+    called("run", *words, "--reading", "negatives=flip,cosine=signed", code=1)
+    called("run", *words, "--reading", "negatives=flip")
+    assert (
+        "flip"
+        in called("results", "capacity", "--reading", "negatives=flip", "--out", tmp_path).stdout
+    )
+    assert (
+        "no such results"
+        in called("results", *words[:1], "--reading", "prose", "--out", tmp_path, code=1).stderr
+    )
+    for command in ("run", "plan"):
+        wrong = called(command, *words, "--reading", "prosa", code=1).stderr
+        assert "there is no reading 'prosa'; give default, prose, tables" in wrong
+    wrong = called("multiverse", "theory", "--out", tmp_path, code=1).stderr
+    assert "leaves nothing open in theory" in wrong
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fissile._common.errors import FissileError, printable
 from fissile._common.progress import duration
 from fissile.lab.batching import Local, default_jobs, pool
 from fissile.lab.frame import labelled
+from fissile.lab.readings import NAMED, QUESTIONS
 from fissile.lab.results import Results, study_of
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import SEVERAL, STUDIES
@@ -53,6 +54,14 @@ Jobs = Annotated[
     int | None,
     typer.Option(
         min=1, help="Batches side by side; by default 1, on a GPU up to 8, on Ray all workers."
+    ),
+]
+Under = Annotated[
+    str | None,
+    typer.Option(
+        "--reading",
+        help=f"A reading of the paper: {', '.join(NAMED)}, or QUESTION=OPTION,... of the questions "
+        f"{', '.join(QUESTIONS)}.",
     ),
 ]
 OUT = Path("fissile-lab")
@@ -156,6 +165,11 @@ class _Plain(Table):
 def show(table: Table) -> None:
     """Print a table."""
     Console().print(table)
+
+
+def words_of(changes: Sequence[str] | None, reading: str | None) -> list[str]:
+    """Return ``--set`` options, and ``--reading`` as one of them."""
+    return [*(changes or []), *([] if reading is None else [f"reading={reading}"])]
 
 
 def parsed(changes: Sequence[str]) -> dict[str, object]:

@@ -13,25 +13,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 import fissile
 from fissile._common.errors import FissileError, printable
 from fissile._common.files import atomic_write
 from fissile._common.progress import duration
-from fissile.bank import check_device
 from fissile.cli import data, embed, pack
 from fissile.cli.common import (
     OUT,
-    Jobs,
     Made,
     Names,
     Out,
-    Scale,
     SomeScale,
+    Under,
     complete,
-    here,
-    interruptible,
     parsed,
     print_means,
     print_status,
@@ -39,11 +34,11 @@ from fissile.cli.common import (
     show,
     store_in,
     table_of,
+    words_of,
 )
+from fissile.cli.multiverse import CLAIMS, MULTIVERSE, claims, multiverse
 from fissile.cli.run import PLAN, RUN, plan, run
 from fissile.lab.results import Results, load, matching, nearest, nothing, readable, shown, unshown
-from fissile.lab.run import Bar
-from fissile.lab.run import run as run_trials
 from fissile.lab.store import Store
 from fissile.lab.studies import SEVERAL, STUDIES, find, is_file
 from fissile.lab.study import SCALES, Study
@@ -96,6 +91,8 @@ def studies(out: Out = OUT) -> None:
 
 app.command(epilog=RUN)(run)
 app.command(epilog=PLAN)(plan)
+app.command(epilog=MULTIVERSE)(multiverse)
+app.command(epilog=CLAIMS)(claims)
 app.add_typer(data.app, name="data")
 app.command(help=embed.HELP, epilog=embed.EPILOG)(embed.embed)
 app.command(epilog=pack.PACK)(pack.pack)
@@ -153,12 +150,16 @@ def new_study(
     "fissile status ./my_study.py"
 )
 def status(
-    names: Names = None, scale: SomeScale = None, changes: Made = None, out: Out = OUT
+    names: Names = None,
+    scale: SomeScale = None,
+    changes: Made = None,
+    reading: Under = None,
+    out: Out = OUT,
 ) -> None:
     """List the runs of the store by name, and how far each is."""
     with Store(out, create=False) as store:
         only = scale.value if scale else None
-        runs = matching(store, names or [], only, parsed(changes or []))
+        runs = matching(store, names or [], only, parsed(words_of(changes, reading)))
         known = [one for one in runs if readable(one)]
         print_status(store, known)
         for one in runs:
@@ -190,6 +191,7 @@ def results(
     to: Annotated[Path | None, typer.Option(help="A file; by default the terminal.")] = None,
     scale: SomeScale = None,
     changes: Made = None,
+    reading: Under = None,
     out: Out = OUT,
 ) -> None:
     """Print a run's results: means by arm, or one row per setting, arm, trial and measure."""
@@ -201,7 +203,8 @@ def results(
             f"{', '.join(one.id for one in find([name]))}"
         )
     with Store(out, create=False) as store:
-        runs = nearest(store, names, scale.value if scale else None, parsed(changes or []))
+        only = scale.value if scale else None
+        runs = nearest(store, names, only, parsed(words_of(changes, reading)))
         if len(runs) > 1:
             raise FissileError(f"results are of one run; name one of {', '.join(map(shown, runs))}")
         name, found = " ".join(names), load(store, runs[0]) if runs else None
@@ -238,6 +241,7 @@ def report(
     ] = None,
     scale: SomeScale = None,
     changes: Made = None,
+    reading: Under = None,
     out: Out = OUT,
 ) -> None:
     """Write one HTML page with every claim, figure and table, and the figures beside it.
@@ -246,7 +250,7 @@ def report(
     """
     from fissile.lab.report import write
 
-    told, only = parsed(changes or []), scale.value if scale else None
+    told, only = parsed(words_of(changes, reading)), scale.value if scale else None
     with Store(out, create=False) as store:
         page = write(store, to or out / "report", ids=names or [], scale=only, changes=told)
         runs = nearest(store, names or [], only, told)
@@ -301,35 +305,6 @@ def compare(
             typer.echo(f"{one.run.name}: {one.note}")
     if to is not None:
         typer.echo(f"The comparison is in {write(found, to, measure)}")
-
-
-@app.command(
-    epilog="Examples: fissile fidelity --scale quick · fissile fidelity --scale paper --to found.md"
-)
-def fidelity(
-    scale: Annotated[Scale, typer.Option(help="How wide to search.")] = "quick",  # type: ignore[assignment]
-    device: Annotated[str, typer.Option(help="Where to train.")] = "cpu",
-    jobs: Jobs = None,
-    to: Annotated[Path | None, typer.Option(help="A Markdown file; else the terminal.")] = None,
-    out: Out = OUT,
-) -> None:
-    """Fit the settings that the paper leaves open to its published tables."""
-    from rich.markdown import Markdown
-
-    from fissile.lab.fidelity import compared, markdown, works
-
-    check_device(device)
-    with Store(out) as store, interruptible(store), Bar() as bar:
-        with here(jobs, device) as backend:
-            tally = run_trials(works(scale.value), store, backend, watcher=bar)
-        fits = compared(store, scale.value)
-    text = markdown(fits)
-    if to is None:
-        Console().print(Markdown(text))
-    else:
-        with _writing(to, "w") as file:
-            file.write(text)
-    typer.echo(f"{tally.text()}; {len(fits):,} readings compared with the paper.")
 
 
 @app.command(epilog="Example: fissile theory --literals 32 --neurons 64 --alpha 2 --simulate 1000")

@@ -25,6 +25,7 @@ from fissile.cli.common import (
     Jobs,
     Out,
     Scale,
+    Under,
     cells,
     here,
     interruptible,
@@ -35,11 +36,13 @@ from fissile.cli.common import (
     show,
     store_in,
     table_of,
+    words_of,
 )
 from fissile.data.catalogue import find as find_set
 from fissile.lab.batching import Backend, default_jobs
 from fissile.lab.classifier import meant
 from fissile.lab.plan import Estimate, estimate
+from fissile.lab.readings import told
 from fissile.lab.results import load
 from fissile.lab.run import Bar
 from fissile.lab.run import run as run_trials
@@ -78,61 +81,58 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train=5000."),
 ]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        help="Where to train: cpu, cuda, cuda:1, ...; by default cpu, on Ray all workers."
+    ),
+]
+Who = Annotated[On, typer.Option(help="Who trains: this machine, or the workers of a Ray cluster.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="A Ray cluster to join, HOST:PORT; by default RAY_ADDRESS, else one is started "
+        "on this machine.",
+    ),
+]
+Every = Annotated[
+    float | None,
+    typer.Option(min=0, help="Store results after about so many seconds of work."),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option("--for", min=0, help="Begin nothing more after so many minutes."),
+]
+Data = Annotated[Path | None, typer.Option(help="A folder with data sets; see: fissile data.")]
 
 
 def run(
     ids: Ids,
     scale: Size = "quick",  # type: ignore[assignment]
     trials: Trials = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help="Where to train: cpu, cuda, cuda:1, ...; by default cpu, on Ray all workers."
-        ),
-    ] = None,
+    device: Where = None,
     jobs: Jobs = None,
-    on: Annotated[
-        On, typer.Option(help="Who trains: this machine, or the workers of a Ray cluster.")
-    ] = "here",  # type: ignore[assignment]
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="A Ray cluster to join, HOST:PORT; by default RAY_ADDRESS, else one is started "
-            "on this machine.",
-        ),
-    ] = None,
-    every: Annotated[
-        float | None,
-        typer.Option(min=0, help="Store results after about so many seconds of work."),
-    ] = None,
+    on: Who = "here",  # type: ignore[assignment]
+    address: Address = None,
+    every: Every = None,
     only: Only = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option("--for", min=0, help="Begin nothing more after so many minutes."),
-    ] = None,
+    minutes: Minutes = None,
     out: Out = OUT,
-    data: Annotated[
-        Path | None, typer.Option(help="A folder with data sets; see: fissile data.")
-    ] = None,
+    data: Data = None,
     changes: Changes = None,
+    reading: Under = None,
 ) -> None:
     """Run studies; what is stored already is not computed again, and Ctrl-C loses little."""
-    _check_place(on.value, address, device)
+    check_place(on.value, address, device)
     if data is not None:
-        _look_in(data)
-    runs, works = _asked(ids, scale.value, trials, changes or [])
+        look_in(data)
+    runs, works = requested(ids, scale.value, trials, words_of(changes, reading))
     works = cells(works, only or [])
     with Store(out) as store:
         for one in runs:
             store.note_run(one)
-        with (
-            interruptible(store),
-            Bar() as bar,
-            _backend(on.value, address, jobs, device, every, store.missing(works)) as backend,
-        ):
-            within = None if minutes is None else 60 * minutes
-            tally = run_trials(works, store, backend, within=within, watcher=bar)
-        typer.echo(f"{tally.text()}; {out} holds {store.count():,}.")
+        place = on.value, address, jobs, device, every
+        train(works, store, place, minutes)
         if len(runs) == 1:
             found = load(store, runs[0])
             print_means(found)
@@ -142,7 +142,23 @@ def run(
             print_status(store, [one for one in reversed(store.runs()) if one.asked in asked])
 
 
-def _check_place(on: str, address: str | None, device: str | None) -> None:
+#: Where to compute: here or on Ray, its address, batches at once, the device, and when to store.
+Place = tuple[str, str | None, int | None, str | None, float | None]
+
+
+def train(works: Sequence[Work], store: Store, place: Place, minutes: float | None) -> None:
+    """Compute what the store lacks of some trials, and say what was done."""
+    within = None if minutes is None else 60 * minutes
+    with (
+        interruptible(store),
+        Bar() as bar,
+        _backend(*place, store.missing(works)) as backend,
+    ):
+        tally = run_trials(works, store, backend, within=within, watcher=bar)
+    typer.echo(f"{tally.text()}; {store.path} holds {store.count():,}.")
+
+
+def check_place(on: str, address: str | None, device: str | None) -> None:
     """Refuse what does not go together before anything is looked for."""
     if on == "here":
         if address is not None:
@@ -170,7 +186,7 @@ def _backend(
     return cluster(works, address=address, device=device, jobs=jobs, every=every)
 
 
-def _asked(
+def requested(
     ids: Sequence[str], scale: str, trials: int | None, changes: Sequence[str]
 ) -> tuple[list[Run], list[Work]]:
     """Return the runs that were asked for, and all their trials."""
@@ -188,12 +204,16 @@ def _changes(
 ) -> dict[str, dict[str, object]]:
     """Return what changes in each study: a setting that none of them has is a mistake."""
     changes = parsed(words)
+    readings = told(studies, str(changes.pop("reading", "default")))
     for name in set(changes).difference(*(study.settings for study in studies)):
         studies[0].works(scale, 1, {name: changes[name]})  # which raises an error
-    return {
+    found: dict[str, dict[str, object]] = {
         study.id: {name: value for name, value in changes.items() if name in study.settings}
         for study in studies
     }
+    for study, one in readings.items():
+        found[study] |= {} if one == "default" else {"reading": one}
+    return found
 
 
 def _wanted(study: Study, scale: str, trials: int | None, changes: dict[str, object]) -> Run:
@@ -201,12 +221,12 @@ def _wanted(study: Study, scale: str, trials: int | None, changes: dict[str, obj
     words = ["fissile", "run", study.file or study.id, "--scale", scale]
     words += ["--trials", str(trials)] if trials is not None else []
     for name, value in changes.items():
-        words += ["--set", f"{name}={value}"]
+        words += [f"--{name}", str(value)] if name == "reading" else ["--set", f"{name}={value}"]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Run(study.id, scale, trials, changes, shlex.join(words), now)
 
 
-def _look_in(folder: Path) -> None:
+def look_in(folder: Path) -> None:
     """Look for data sets in a folder first, here and in the processes that compute."""
     if not folder.is_dir():
         raise FissileError(f"there is no folder {folder}; give one that holds data sets")
@@ -246,6 +266,7 @@ def plan(
     only: Only = None,
     out: Out = OUT,
     changes: Changes = None,
+    reading: Under = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Estimate how long a run will take, from the times of stored trials.
@@ -253,7 +274,7 @@ def plan(
     Trials that the store holds are left out. Kinds of trials that it has no times for are tried
     for some seconds. Data sets need not be here.
     """
-    known = _changes(find(ids), scale.value, changes or [])
+    known = _changes(find(ids), scale.value, words_of(changes, reading))
     with store_in(out) as store:
         studies = {
             study.id: study.everything(

@@ -14,6 +14,7 @@ from fissile.lab.task import Boolean
 from fissile.lab.trial import Trial
 from fissile.layers import SparseLinear, weight_of
 from fissile.layers.mlp import first_hidden
+from fissile.measure.interference import collided
 
 
 class Clauses(Blocks):
@@ -69,16 +70,20 @@ class Formulas:
         for row, spec in enumerate(group.specs):
             task, test = self.tests[spec.data.key()]
             satisfied = task.formula.satisfied(test.bits)
-            collisions.append(measure.collisions(w1[row], bias[row], test.x, test.bits, satisfied))
+            usage = measure.edge_usage(w1[row], bias[row], test.x, test.bits, satisfied)
+            collisions.append(torch.stack([collided(usage, share) for share in (0.5, 0.0)]))
+        most, some = torch.stack(collisions, -1).unbind()
         return [
             measure.total_capacity(w1, clauses),
             measure.cosine(w1),
             absolute,
             (1 + (directed - 1) * absolute) / directed,  # each neuron compared with itself too
-            torch.stack(collisions),
+            most,
             *measure.recovery(w1, clauses, seeded(seeds)),
             measure.coded_clauses(w1, bias, out[..., 0, :], clauses),
             *measure.recovery(w1, clauses, seeded(seeds), rows="cosine"),
+            *measure.recovery(w1, clauses, seeded(seeds), rows="unit"),
+            some,
         ]
 
     @torch.no_grad()
@@ -93,5 +98,6 @@ class Formulas:
 
 _NAMES = (
     "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions", "agreement",
-    "adjusted_rand", "coded", "cosine_agreement", "cosine_adjusted_rand",
+    "adjusted_rand", "coded", "cosine_agreement", "cosine_adjusted_rand", "unit_agreement",
+    "unit_adjusted_rand", "any_collisions",
 )  # fmt: skip

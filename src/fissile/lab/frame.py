@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: What tells arms of one trial apart; all other columns describe the trial itself.
 ARM = ("arm", "split", "alpha", "clusters", "moments", "every", "fraction", "grow")
 #: Measures that figures show as a multiple of the dense network's.
-_FOLDED = ("capacity", "cosine", "absolute_cosine")
+_FOLDED = ("capacity", "cosine", "absolute_cosine", "diagonal_cosine")
 
 LABELS = {
     "accuracy": "Test accuracy (%)",
@@ -33,9 +33,13 @@ LABELS = {
     "capacity_fold": "Capacity, fold change",
     "cosine_fold": "Cosine, fold change",
     "absolute_cosine_fold": "Absolute cosine, fold change",
+    "diagonal_cosine_fold": "The same with itself, fold change",
     "collisions": "Edge collision rate",
+    "any_collisions": "Edge collision rate, by any sample",
     "agreement": "Pairwise agreement",
     "adjusted_rand": "Adjusted Rand index",
+    "unit_agreement": "Pairwise agreement, by unit rows",
+    "unit_adjusted_rand": "Adjusted Rand index, by unit rows",
     "cosine_agreement": "Pairwise agreement, by |cosine|",
     "cosine_adjusted_rand": "Adjusted Rand index, by |cosine|",
     "coded": "Clauses with a code",
@@ -59,13 +63,18 @@ def labelled(name: str) -> str:
     return LABELS.get(name, name.replace("_", " "))
 
 
-def table(works: Sequence[Work], measures: Rows | Mapping[str, Mapping[str, float]]) -> DataFrame:
+def table(
+    works: Sequence[Work],
+    measures: Rows | Mapping[str, Mapping[str, float]],
+    accuracy: str = "accuracy",
+) -> DataFrame:
     """Return one row for each finished trial: its settings, its arm, its measures.
 
     >>> frame = table(works, store.rows(work.key for work in works))
 
     Accuracies are in percent, as in the paper. Gains are over the dense arm of the same trial, and
-    multiples (``_fold``) are of its measures.
+    multiples (``_fold``) are of its measures. ``accuracy`` is the measure that is reported as the
+    accuracy, of the trials that have it.
     """
     needs("pandas", "lab")
     import pandas
@@ -85,6 +94,8 @@ def table(works: Sequence[Work], measures: Rows | Mapping[str, Mapping[str, floa
         frame[name] = 100 * frame[name]
     if "accuracy" not in frame:
         return frame
+    if accuracy in frame:
+        frame["accuracy"] = frame[accuracy].fillna(frame["accuracy"])
     if "nonzeros" in frame:
         frame["per_parameter"] = frame["accuracy"] / frame["nonzeros"]
     # Row for row, the dense network of the same trial; NaN where there is none.

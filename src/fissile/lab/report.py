@@ -79,7 +79,11 @@ def write(
     found = [load(store, run, pictures=True) for run in runs]
     if not found:
         raise FissileError(nothing(store, "there is nothing to report", "fissile run"))
+    from fissile.lab import multiverse
+
     with whole_folder(Path(folder), "the report") as beside:
+        if any(multiverse.begun(store, run) for run in runs):
+            multiverse.fill(multiverse.gathered(store, runs), beside)
         _fill(beside, found)
     return Path(folder) / "index.html"
 
@@ -112,7 +116,8 @@ def _fill(folder: Path, found: Sequence[Results]) -> None:
     rows = claim_rows(found)
     write_csv(folder / "claims.csv", rows)
     (folder / "claims.md").write_text(claims_markdown(rows), "utf-8", newline="\n")
-    (folder / "index.html").write_text(_page(sections), "utf-8", newline="\n")
+    page = _page(sections, several=(folder / "multiverse.html").exists())
+    (folder / "index.html").write_text(page, "utf-8", newline="\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
@@ -451,13 +456,14 @@ def _settings(works: Sequence[Work]) -> dict[str, str]:
     }
 
 
-def _page(sections: Sequence[_Section]) -> str:
+def _page(sections: Sequence[_Section], *, several: bool = False) -> str:
     every = [(one, *both) for one in sections for both in one.results.verdicts]
     titles = [one.results.study.title for one in sections]
     versions = {made.version for one in sections for made in one.results.provenances}
     return rendered(
         "report.html.jinja",
         sections=sections,
+        several=several,
         heading=" · ".join(titles) if all(one.results.study.file for one in sections) else "",
         versions=sorted(versions or {fissile.__version__}),
         newest=max((max(one.results.rows.finished, default="") for one in sections), default="")[

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fissile._common.errors import FileError, FissileError
 from fissile.lab.claims import AXES, Claim, Verdict
 from fissile.lab.frame import after, cells, described, table
+from fissile.lab.readings import reading, text, under, within
 from fissile.lab.source import pointing
 from fissile.lab.store import Provenance, Rows, Run, Store
 from fissile.lab.studies import CRITERION, GIVEN, STUDIES, find
@@ -55,7 +56,8 @@ class Results:
     @cached_property
     def frame(self) -> DataFrame:
         """One row for each finished trial, gains over dense included."""
-        return table([*self.works, *self.converged], self.rows + self.converged_rows)
+        rows = self.rows + self.converged_rows
+        return table([*self.works, *self.converged], rows, self.study.accuracy)
 
     @cached_property
     def verdicts(self) -> list[tuple[Claim, Verdict]]:
@@ -86,7 +88,7 @@ class Results:
         The number of trials and the data are named elsewhere. A part of the paper's grid is the
         paper's: its cells may stand beside the same cells of the paper.
         """
-        paper = self.study.works(self.study.full, 1)
+        paper = self.study.works(self.study.full, 1, self._reading)
         here, there = (
             {tuple(_plain(work).items()) for work in _cells(part)} for part in (self.works, paper)
         )
@@ -99,6 +101,10 @@ class Results:
         return ", ".join(
             f"{name} = {'/'.join(map(str, sorted(each, key=str)))}" for name, each in found.items()
         )
+
+    @property
+    def _reading(self) -> dict[str, object]:
+        return {k: v for k, v in self.run.changes.items() if k == "reading"}
 
     @property
     def along(self) -> list[str]:
@@ -187,7 +193,8 @@ class Results:
             usual = [f"what scale {self.study.full} has"] * 2
         data = f"On {self.foreign}: not {usual[0]}." if self.foreign else ""
         settings = f"With {self.apart}: not {usual[1]}." if self.apart else ""
-        return " ".join(filter(None, (data, settings)))
+        reading = "".join(f"Another reading of the paper: {one}." for one in self._reading.values())
+        return " ".join(filter(None, (data, reading, settings)))
 
     @property
     def done(self) -> str:
@@ -258,7 +265,7 @@ def load(store: Store, run: Run, *, pictures: bool = False) -> Results:
 
     >>> results = load(store, store.runs()[0])
     """
-    study = study_of(run)
+    study = under(study_of(run), str(run.changes.get("reading", "default")))
     works = study.works(run.scale, run.trials, run.changes)
     converged = study.converged(run.scale, run.changes)
     rows, more = (store.rows(work.key for work in part) for part in (works, converged))
@@ -336,14 +343,22 @@ def matching(
     changes: Mapping[str, object] | None = None,
 ) -> list[Run]:
     """Return the runs that go by these names or are of these studies, newest first."""
-    runs = store.runs()
+    runs, told = store.runs(), dict(changes or {})
+    chosen = reading(str(told.pop("reading", "default")))
     studies = {study.id for study in find([w for w in asked if w not in {r.name for r in runs}])}
     return [
         run
         for run in runs
         if (not asked or run.name in asked or run.study in studies)
         and scale in (None, run.scale)
-        and all(run.told.get(name) == value for name, value in (changes or {}).items())
+        and all(run.told.get(name) == value for name, value in told.items())
+        and (
+            "reading" not in (changes or {})
+            or (
+                run.study in STUDIES
+                and run.told.get("reading", "default") == text(within(STUDIES[run.study], chosen))
+            )
+        )
     ]
 
 

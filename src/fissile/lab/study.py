@@ -15,6 +15,7 @@ from fissile._common.errors import FissileError, whole
 from fissile.data.catalogue import Entry
 from fissile.lab.claims import Claim
 from fissile.lab.key import hashed
+from fissile.lab.readings import applied
 from fissile.lab.source import Misnamed
 from fissile.lab.trial import Arm, Trial, Work, changed, keys_of, numbered, settings
 
@@ -143,6 +144,7 @@ class Study:
     published: tuple[Published, ...] = ()
     claims: tuple[Claim, ...] = ()
     differs: Sequence[str] = ()
+    accuracy: str = "accuracy"  # the measure that is reported as the accuracy
     file: str = ""  # where it was read from, if it is no study of the package
 
     @property
@@ -238,8 +240,10 @@ class Study:
         return self.works(scale, trials, changes) + self.converged(scale, changes)
 
     def _changed(self, work: Work, changes: Mapping[str, object] | None) -> Work:
+        told = dict(changes or {})
         try:
-            return changed(work, changes) if changes else work
+            work = applied(work, str(told.pop("reading", "default")))
+            return changed(work, told) if told else work
         except FissileError as error:
             raise FissileError(f"{self.id}: {error}") from None
 
@@ -255,7 +259,8 @@ class Study:
 
     @property
     def settings(self) -> set[str]:
-        return settings(next(iter(self.scales.values())).settings[0])
+        """What may be changed in the study: settings of its trials, and the reading."""
+        return settings(next(iter(self.scales.values())).settings[0]) | {"reading"}
 
     def _arms_of(self, setting: Work) -> list[Work]:
         if not isinstance(setting, Trial):

@@ -158,9 +158,20 @@ def collisions(
     """
     if not 0 <= share < 1:
         raise FissileError(f"share={share} is a fraction of samples; give 0 <= share < 1.")
-    users = (edge_usage(weight, bias, x, on, satisfied) > share).sum(-3)  # [*batch neurons inputs]
+    return collided(edge_usage(weight, bias, x, on, satisfied), share)
+
+
+def collided(
+    usage: Float[Tensor, "*batch clauses neurons inputs"], share: float
+) -> Float[Tensor, "*batch"]:
+    """Return the edge collision rate from how often each edge carries each clause.
+
+    >>> float(collided(torch.tensor([[[1.0, 1.0]], [[0.0, 0.2]]]), share=0.0))
+    0.5
+    """
+    users = (usage > share).sum(-3)  # [*batch neurons inputs]
     used, shared = ((users >= least).sum((-2, -1)) for least in (1, 2))
-    return shared.to(weight.dtype) / used.clamp(min=1)
+    return shared.to(usage.dtype) / used.clamp(min=1)
 
 
 @on_weights

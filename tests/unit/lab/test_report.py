@@ -547,7 +547,7 @@ def test_figures_that_find_no_room_leave_the_first_report_whole(store, folder, t
 def test_a_page_that_finds_no_room_leaves_the_first_report_whole(
     store, folder, tmp_path, monkeypatch
 ):
-    def no_room(sections):
+    def no_room(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(report, "_page", no_room)

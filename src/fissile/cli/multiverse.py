@@ -1,0 +1,157 @@
+"""The commands ``fissile multiverse``, for studies under every reading, and ``fissile claims``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fissile._common.cores import cores
+from fissile._common.errors import FissileError
+from fissile._common.progress import duration
+from fissile.cli.common import (
+    NAMES,
+    OUT,
+    Jobs,
+    Names,
+    Out,
+    SomeScale,
+    cells,
+    complete,
+    show,
+    table_of,
+)
+from fissile.cli.run import (
+    Address,
+    Changes,
+    Data,
+    Every,
+    Minutes,
+    Only,
+    Size,
+    Trials,
+    Where,
+    Who,
+    check_place,
+    look_in,
+    requested,
+    train,
+)
+from fissile.lab import multiverse as lab
+from fissile.lab.batching import default_jobs
+from fissile.lab.plan import estimate
+from fissile.lab.readings import QUESTIONS
+from fissile.lab.results import nearest
+from fissile.lab.store import Run, Store
+from fissile.lab.studies import STUDIES, find
+from fissile.lab.study import Study
+from fissile.lab.trial import Work
+
+MULTIVERSE = (
+    "Examples: fissile multiverse · fissile multiverse codes capacity --full · "
+    "fissile multiverse cifar100 --scale paper --device cuda"
+)
+CLAIMS = "Examples: fissile claims · fissile claims superposition --scale paper"
+Full = Annotated[bool, typer.Option("--full", help="The whole grid, not its singles and pairs.")]
+Some = Annotated[
+    list[str] | None,
+    typer.Argument(help=f"{NAMES} By default, those of the Boolean task.", autocompletion=complete),
+]
+
+
+def multiverse(
+    names: Some = None,
+    scale: Size = "quick",  # type: ignore[assignment]
+    full: Full = False,
+    trials: Trials = None,
+    device: Where = None,
+    jobs: Jobs = None,
+    on: Who = "here",  # type: ignore[assignment]
+    address: Address = None,
+    every: Every = None,
+    only: Only = None,
+    minutes: Minutes = None,
+    out: Out = OUT,
+    data: Data = None,
+    changes: Changes = None,
+    to: Annotated[
+        Path | None, typer.Option(help="A folder; by default multiverse in the store's.")
+    ] = None,
+) -> None:
+    """Run studies under every reading of what the paper leaves open, and judge each claim by all.
+
+    The default, and every reading with one or two other answers. Trials that readings share are
+    computed once, and what is stored already is not computed again.
+    """
+    check_place(on.value, address, device)
+    if data is not None:
+        look_in(data)
+    ids = names or [one.id for one in STUDIES.values() if one.data("paper") is None and _open(one)]
+    if closed := [one.id for one in find(ids) if not _open(one)]:
+        raise FissileError(f"the paper leaves nothing open in {', '.join(closed)}; name others")
+    runs, works = requested(ids, scale.value, trials, changes or [])
+    parts = [part for run in runs for part in lab.works(run, full=full).values()]
+    works += [work for both in parts for part in both for work in part]
+    kept = cells(list(dict.fromkeys(works)), only or [])
+    with Store(out) as store:
+        for run in runs:
+            store.note_run(run)
+        _announce(runs, len(parts), kept, store, device or "cpu", on.value)
+        train(kept, store, (on.value, address, jobs, device, every), minutes)
+        found = lab.gathered(store, runs, full=full, kept=set(kept) if only else None)
+        print_claims(found)
+        if len(found.verdicts):
+            typer.echo(f"The page is {lab.write(found, to or out / 'multiverse')}")
+
+
+def _announce(
+    runs: Sequence[Run], readings: int, works: Sequence[Work], store: Store, device: str, on: str
+) -> None:
+    """Say how many trials are to be computed, and about how long that takes here."""
+    missing = store.missing(works)
+    workers = cores() if device == "cpu" else default_jobs(device, missing)
+    time = ""
+    if missing and on == "here":
+        seconds = estimate({"": missing}, store.times(), device, workers).seconds
+        time = "" if seconds is None else f", about {duration(seconds)} on this machine"
+    typer.echo(
+        f"{len(runs)} studies, {readings} readings: {len(works):,} trials, of which "
+        f"{len(missing):,} are not stored{time}.",
+        err=True,
+    )
+
+
+def claims(
+    names: Names = None, scale: SomeScale = None, full: Full = False, out: Out = OUT
+) -> None:
+    """Print how each claim fares over the readings that are stored, and what decides it."""
+    with Store(out, create=False) as store:
+        runs = nearest(store, names or [], scale.value if scale else None)
+        print_claims(lab.gathered(store, runs, full=full))
+
+
+def print_claims(found: lab.Multiverse) -> None:
+    """Print a row for each claim, and the distances of the paper's tables."""
+    if not len(found.verdicts):
+        typer.echo("No reading is finished yet; see: fissile multiverse --help")
+        return
+    table = table_of("study", "claim", "kind", "default", "holds in", "decided by")
+    for row in lab.summary(found.verdicts).to_dict("records"):
+        share = f"{row['share']:.0%} of {row['readings']}{' †' if row['breaks'] else ''}"
+        table.add_row(
+            *(row[k] for k in ("study", "claim", "kind", "default")), share, row["decides"]
+        )
+    show(table)
+    near = table_of("study", "table", "default", "nearest", "unit", "its reading")
+    for row in lab.nearest_tables(found.tables).to_dict("records"):
+        numbers = (f"{row[name]:.1f}" for name in ("default", "distance"))
+        near.add_row(row["study"], row["table"], *numbers, row["unit"], row["reading"])
+    show(near)
+    typer.echo(f"{lab.THRESHOLDS} †: no reading meets the paper's criterion of 95 %.")
+    typer.echo(lab.counted(found.verdicts))
+
+
+def _open(study: Study) -> bool:
+    return any(question.concerns(study) for question in QUESTIONS.values())
