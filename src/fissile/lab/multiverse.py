@@ -4,9 +4,9 @@
 >>> summary(found.verdicts)[["claim", "share", "kind", "decides"]]
 
 A multiverse analysis, after Steegen, Tuerlinckx, Gelman and Vanpaemel (2016). A reading breaks the
-paper's own criterion in a study if, in more than a tenth of its cells, the network at the split is
-below 95 % of converged. Of the heat-map the cells count that Figures 2 and 3 share: those with 8
-clauses or 8 neurons.
+paper's own criterion in a study if, in more than a tenth of the cells, the network at the split is
+below 95 % of converged. For studies of formulas without an embedding, those are the cells that
+Figures 2 and 3 share, whatever cells a study has.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fissile.lab import plots
 from fissile.lab.claims import Claim, Verdict
 from fissile.lab.frame import described, pick
 from fissile.lab.plots import style
-from fissile.lab.readings import QUESTIONS, Reading, around, reading, text, under
+from fissile.lab.readings import QUESTIONS, Reading, around, reading, text, under, within
 from fissile.lab.report import rendered, whole_folder, write_csv
 from fissile.lab.results import Results, study_of
 from fissile.lab.store import Run, Store
-from fissile.lab.studies import CRITERION
+from fissile.lab.studies import CRITERION, STUDIES
 from fissile.lab.study import Published
 from fissile.lab.task import WITHIN
 from fissile.lab.trial import Boolean, Trial, Work
@@ -43,6 +43,7 @@ CELLS = 0.9
 #: A claim is robust if it holds in this share of the readings, refuted if it fails in this share.
 #: It is fragile if it holds in some, and undecided if it holds in none and is not refuted.
 LEAST = 0.9
+FIGURES = "interference"  # the study of the cells that Figures 2 and 3 share
 KINDS = ("robust", "fragile", "undecided", "refuted")
 
 
@@ -60,9 +61,11 @@ def works(run: Run, *, full: bool = False) -> dict[str, tuple[list[Work], list[W
     for chosen in around(study, full=full):
         if run.scale == "smoke" and "samples" in chosen:
             continue  # the smallest scale keeps its few samples: it is there to be quick
-        changes = _under(run, chosen).changes
-        converged = [one for one in study.converged(run.scale, changes) if _counts(one)]
-        found[text(chosen)] = study.works(run.scale, run.trials, changes), converged
+        trials = study.works(run.scale, run.trials, _under(run, chosen).changes)
+        task, embedding = (getattr(trials[0], name, None) for name in ("task", "embedding"))
+        judge = STUDIES[FIGURES] if isinstance(task, Boolean) and embedding is None else study
+        changes = _under(run, within(judge, chosen)).changes
+        found[text(chosen)] = trials, judge.converged(run.scale, changes)
     return found
 
 
@@ -79,13 +82,9 @@ def begun(store: Store, run: Run) -> bool:
 
 
 def _under(run: Run, chosen: Reading) -> Run:
-    return replace(run, changes={**run.changes, "reading": text(chosen)}) if chosen else run
-
-
-def _counts(work: Work) -> bool:
-    """Return whether the criterion is judged in the cell of a converged network."""
-    boolean = isinstance(work, Trial) and isinstance(work.task, Boolean)
-    return not boolean or work.neurons == 8 or work.task.clauses == 8  # type: ignore[union-attr]
+    """Return a run under a reading, whichever it had."""
+    changes = {name: value for name, value in run.changes.items() if name != "reading"}
+    return replace(run, changes=changes | ({"reading": text(chosen)} if chosen else {}))
 
 
 def gathered(
@@ -268,12 +267,9 @@ def by_count(verdicts: DataFrame) -> dict[str, float]:
     for _, part in verdicts.groupby(["study", "claim"], sort=False):
         for option, (holds, _) in _changes(part).items():
             totals[option] += holds
-    best: dict[str, str] = {}
-    for option in totals:
-        name = option.partition("=")[0]
-        if totals[option] > max(1e-9, totals[best[name]] if name in best else 0.0):
-            best[name] = option
-    return {best[name]: totals[best[name]] for name in QUESTIONS if name in best}
+    options = [[one for one in totals if one.startswith(f"{name}=")] for name in QUESTIONS]
+    best = (max(each, key=totals.__getitem__) for each in options if each)
+    return {option: totals[option] for option in best if totals[option] > 1e-9}
 
 
 def _used(verdicts: DataFrame) -> set[str]:
@@ -310,7 +306,7 @@ def draw(verdicts: DataFrame, claims: DataFrame) -> Figure:
         if len(part := verdicts[(verdicts["met"] == met) & verdicts["counted"]])
     ]  # fmt: skip
     options = [f"{q.name}={option.name}" for q in QUESTIONS.values() for option in q.options]
-    used = {one for words in verdicts["reading"] for one in words.split(",")}
+    used = {one for part in sides for words in part["reading"] for one in words.split(",")}
     options = [one for one in options if one in used]
     with style.styled():
         from matplotlib.figure import Figure
@@ -330,7 +326,8 @@ def draw(verdicts: DataFrame, claims: DataFrame) -> Figure:
                 above.set_yticklabels([])
                 below.set_yticklabels([])
         handles = [Patch(color=c, label=s) for s, c in _COLOURS.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+        handles.append(Patch(color="white", label="white: not about the claim, or not tested"))
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         return figure
@@ -408,13 +405,7 @@ def fill(found: Multiverse, folder: Path) -> None:
 
 def nearest_tables(tables: DataFrame) -> DataFrame:
     """Return each table's distance from the paper's under the default, and its nearest reading."""
-    import pandas
-
-    rows = []
-    for (study, title), part in tables.groupby(["study", "table"], sort=False):
-        default = part.loc[part["reading"] == "default", "distance"]
-        best = part.loc[part["distance"].idxmin()]
-        row = {name: best[name] for name in ("unit", "distance", "reading")}
-        own = {"study": study, "table": title, "default": next(iter(default), nan)}
-        rows.append({**own, **row, "readings": len(part)})
-    return pandas.DataFrame(rows)
+    by_table = tables.groupby(["study", "table"], sort=False)
+    found = tables.loc[by_table["distance"].idxmin()].set_index(["study", "table"])
+    default = tables[tables["reading"] == "default"].set_index(["study", "table"])
+    return found.assign(default=default["distance"], readings=by_table.size()).reset_index()
