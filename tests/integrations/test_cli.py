@@ -274,7 +274,7 @@ def test_help_has_examples():
 def test_a_multiverse_from_the_command_to_the_page(tmp_path):
     words = ("multiverse", "capacity", "--scale", "smoke", "--trials", 3, "--out", tmp_path)
     first = called(*words, "--only", "literals=12")
-    assert re.search(r"1 studies, \d+ readings: [\d,]+ trials, of which [\d,]+ are", first.stderr)
+    assert re.search(r"\d+ readings of capacity: [\d,]+ trials, of which [\d,]+ are", first.stderr)
     assert "Robust: holds in at least 90%" in first.stdout
     page = (tmp_path / "multiverse" / "multiverse.html").read_text()
     assert "Splitting" not in page

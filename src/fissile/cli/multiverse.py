@@ -117,8 +117,8 @@ def _announce(
         seconds = estimate({"": missing}, store.times(), device, workers).seconds
         time = "" if seconds is None else f", about {duration(seconds)} on this machine"
     typer.echo(
-        f"{len(runs)} studies, {readings} readings: {len(works):,} trials, of which "
-        f"{len(missing):,} are not stored{time}.",
+        f"{readings} readings of {', '.join(run.study for run in runs)}: {len(works):,} trials, "
+        f"of which {len(missing):,} are not stored{time}.",
         err=True,
     )
 

@@ -98,6 +98,11 @@ def test_a_reading_without_all_its_trials_is_not_judged(tmp_path):
         assert begun(store, CAPACITY)
 
 
+def test_a_run_under_a_reading_has_the_same_multiverse():
+    other = Run("capacity", "quick", None, {"reading": "moments=fresh"}, "")
+    assert works(other) == works(CAPACITY)
+
+
 def test_a_store_of_the_default_alone_has_no_multiverse(tmp_path):
     with Store(tmp_path) as store:
         trials, converged = works(CAPACITY)["default"]
