@@ -174,17 +174,18 @@ def _distance(published: Published, results: Results) -> dict[str, object]:
     frame, foreign = pick(results.frame, published.where), bool(results.foreign)
     ours = frame.groupby([published.along, "arm"])[published.measure].mean().to_dict()
     accuracy, differences = results.study.published[0].measure == "accuracy", list[float]()
+    gains = published.measure == "improvement"  # which is over the dense network already
     for place, row in published.values.items():
         paper = {arm: one[0] if isinstance(one, tuple) else one for arm, one in row.items()}
         for arm, number in paper.items():
             if number is None or (place, arm) not in ours or (foreign and arm == "dense"):
                 continue
-            mean, unit = ours[place, arm], 1.0 if accuracy else number / 100
-            if foreign:
+            mean, unit = ours[place, arm], 1.0 if accuracy or gains else number / 100
+            if foreign and not gains:
                 mean = 100 * mean / ours.get((place, "dense"), nan)
                 number = 100 * number / (paper["dense"] or nan)
             differences.append((mean - number) / unit)
-    unit_name = "points of improvement" if foreign else "points" if accuracy else "%"
+    unit_name = "points of improvement" if foreign or gains else "points" if accuracy else "%"
     size = sqrt(sum(one * one for one in differences) / len(differences)) if differences else nan
     return {"table": published.table, "unit": unit_name, "distance": size}
 

@@ -1,5 +1,7 @@
 """The multiverse on results made by hand: it must find what was put in."""
 
+from pathlib import Path
+
 import pytest
 
 from fissile.lab.compute import TrialResult
@@ -13,7 +15,10 @@ from fissile.lab.multiverse import (
     works,
     write,
 )
+from fissile.lab.results import load
 from fissile.lab.store import Provenance, Run, Store
+from fissile.lab.store.parquet import TrialsFile
+from fissile.lab.studies import STUDIES
 
 HERE = Provenance("0", "", "", "paper", "")
 CAPACITY = Run("capacity", "quick", None, {}, "")
@@ -111,8 +116,6 @@ def test_a_store_of_the_default_alone_has_no_multiverse(tmp_path):
 
 
 def test_the_distance_to_a_table_is_that_of_its_means(tmp_path):
-    from fissile.lab.studies import STUDIES
-
     paper = STUDIES["capacity"].published[0].values
 
     def made(work):
@@ -127,6 +130,20 @@ def test_the_distance_to_a_table_is_that_of_its_means(tmp_path):
     row = nearest_tables(tables).iloc[0]
     assert (row["default"], row["distance"]) == (pytest.approx(10), pytest.approx(0, abs=1e-6))
     assert (row["reading"], row["unit"]) == ("others=arbitrary", "%")
+
+
+def test_a_table_of_improvements_is_compared_in_points(tmp_path):
+    trials = Path(__file__).parents[3] / "results" / "trials" / "dynamic.parquet"
+    with Store(tmp_path) as store:
+        store.take(TrialsFile(trials))
+        (run,) = store.runs()
+        rows = gathered(store, [run]).tables
+        frame, (table,) = load(store, run).frame, STUDIES["dynamic"].published
+    ours = frame[frame["arm"] == "dynamic-2"].groupby("neurons")["improvement"].mean()
+    off = [(ours[place] - row["dynamic-2"]) ** 2 for place, row in table.values.items()]
+    default = rows.set_index("reading").loc["default"]
+    assert default["distance"] == pytest.approx((sum(off) / len(off)) ** 0.5)
+    assert default["unit"] == "points of improvement"
 
 
 def test_the_page_has_every_part(found, tmp_path):
