@@ -141,9 +141,9 @@ def test_a_table_of_improvements_is_compared_in_points(tmp_path):
         frame, (table,) = load(store, run).frame, STUDIES["dynamic"].published
     ours = frame[frame["arm"] == "dynamic-2"].groupby("neurons")["improvement"].mean()
     off = [(ours[place] - row["dynamic-2"]) ** 2 for place, row in table.values.items()]
-    default = rows.set_index("reading").loc["default"]
-    assert default["distance"] == pytest.approx((sum(off) / len(off)) ** 0.5)
-    assert default["unit"] == "points of improvement"
+    own = rows.iloc[0]  # the others judge the best epoch
+    assert own["distance"] == pytest.approx((sum(off) / len(off)) ** 0.5)
+    assert own["unit"] == "points of improvement"
 
 
 def test_the_page_has_every_part(found, tmp_path):

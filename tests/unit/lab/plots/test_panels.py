@@ -21,6 +21,7 @@ from matplotlib.transforms import Bbox
 from fissile.lab.budget_methods import METHODS
 from fissile.lab.frame import cells, pick
 from fissile.lab.plots import draw, numbers, style
+from fissile.lab.plots.figure import laid_out_once
 from fissile.lab.plots.panels import written
 from fissile.lab.plots.style import look, wrapped
 from fissile.lab.stats import LEVEL, line
@@ -416,3 +417,12 @@ def test_clusters_stand_together() -> None:
     )
     edges = [path[0][0] for path in blocks.collections[0].get_segments()]
     assert edges == [4 * number - 0.5 for number in range(1, 8)]
+
+
+def test_a_layout_is_kept_to_nine_digits():
+    figure = Figure(figsize=(5, 3), layout="constrained")
+    for axes in figure.subplots(1, 3):
+        axes.set(title="A title", ylabel="accuracy")
+    for axes in laid_out_once(figure).axes:
+        bounds = axes.get_position(original=True).bounds
+        assert bounds == pytest.approx([round(one, 9) for one in bounds], abs=1e-15, rel=0)
