@@ -84,7 +84,8 @@ def laid_out_once(figure: Figure) -> Figure:
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:  # the last digits of a layout may differ from run to run
-        axes.set_position([round(one, 9) for one in axes.get_position(original=True).bounds])
+        left, bottom, width, height = axes.get_position(original=True).bounds
+        axes.set_position((round(left, 9), round(bottom, 9), round(width, 9), round(height, 9)))
     return figure
 
 
