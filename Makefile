@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|models|rllib)/' .venv/lib >/dev/null || true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick suite fuzz lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-store bench-stream bench-studies clean
+.PHONY: demo test quick suite fuzz attack coverage lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-store bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -26,6 +26,19 @@ suite: .venv/test.stamp
 MINUTES ?= 5
 fuzz: .venv/test.stamp
 	$(BIN)/python tests/fuzz.py --minutes $(MINUTES)
+
+# All attacks of docs/reliability.md, as its table (half an hour on two idle cores).
+attack: .venv/test.stamp
+	nice $(BIN)/python tests/attack.py
+
+# The lines and branches that tests reach of what reads and writes files (some minutes).
+READERS := $(addprefix tests/unit/,_common cli data io lab/store packed test_fixtures.py test_fuzz.py) \
+  tests/integrations/test_data_cli.py tests/integrations/test_pack_cli.py
+coverage: .venv/test.stamp
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -n 0 $(READERS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

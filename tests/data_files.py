@@ -126,10 +126,11 @@ def feature_table(path, data, *, kind=None, metadata=None, **columns):
     import pyarrow
     from pyarrow import parquet
 
-    values = [*data.x, *data.x_test]
+    values, kind = [*data.x, *data.x_test], kind or pyarrow.list_(pyarrow.float16())
+    half = getattr(kind, "value_type", None) == pyarrow.float16()
     table = {
         "features": pyarrow.array(
-            [v.tolist() for v in values], kind or pyarrow.list_(pyarrow.float16())
+            [list(v.astype(np.float16)) if half else v.tolist() for v in values], kind
         ),
         "label": [*data.y.tolist(), *data.y_test.tolist()],
         "split": ["train"] * len(data.y) + ["test"] * len(data.y_test),

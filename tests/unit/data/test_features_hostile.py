@@ -252,6 +252,7 @@ TABLES = {
     "labels are double": {"label": [0.5] * 34},
     "some missing": {"label": [None] + [0] * 33},
     "split is 'val'": {"split": ["train"] * 20 + ["val"] * 14},
+    "split is '0'": {"split": [0] * 34},
     "x_test has shape": {"split": ["train"] * 34},
     "NaN": {"features": pyarrow.array([[1.0, float("nan")]] * 34, FLOATS)},
 }
@@ -261,6 +262,13 @@ TABLES = {
 def test_a_bad_table_is_refused(message, tmp_path):
     path = feature_table(tmp_path / "f.parquet", DATA, **TABLES[message])
     with pytest.raises(FileError, match=f"^{path}: .*{message}"):
+        read_features(path)
+
+
+def test_a_table_that_needs_more_memory_than_it_may_is_refused(tmp_path, monkeypatch):
+    path = feature_table(tmp_path / "f.parquet", DATA)
+    monkeypatch.setattr("fissile.data.tables.IN_MEMORY", DATA.x.nbytes // 4)
+    with pytest.raises(FileError, match=f"^{path}: .*use .npy or .safetensors"):
         read_features(path)
 
 

@@ -133,6 +133,7 @@ TABLES = {
     "a label is 10": lambda t: t | {"fine_label": [10] * len(t["img"])},
     "number the classes": lambda t: t | {"fine_label": [-1] * len(t["img"])},
     "a row holds no image": lambda t: t | {"img": ["a.png"] * len(t["img"])},
+    "a row holds no image, or": lambda t: t | {"img": [{"bytes": 7}] * len(t["img"])},
     "holds no images": lambda t: {key: column[:0] for key, column in t.items()},
 }
 

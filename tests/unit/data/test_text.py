@@ -62,4 +62,5 @@ def test_texts_that_do_not_fit():
     for y, names in (([0], ("a",)), ([0, 1], ("a",)), ([0, -1], ("a", "b"))):
         with pytest.raises(FissileError):
             Texts(["hi", "bye"], y, ["hello"], [0], names)
-    assert Texts(["hi", "bye"], [0, 1], ["hello"], [0], ("a", "b")).y.dtype == np.int64
+    fitting = Texts(["hi", "bye"], [0, 1], ["hello"], [0], ("a", "b"))
+    assert (fitting.classes, fitting.y.dtype) == (2, np.int64)
