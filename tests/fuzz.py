@@ -1,6 +1,7 @@
 """Files of every format, damaged by their structure: ``make fuzz MINUTES=5``, or the tests.
 
-Every file is read in a process that may take 1 GiB more than its imports, and 20 seconds a file.
+Every file is read in a process that may take 1 GiB more than its imports, and for each file 20
+seconds of a processor.
 A reader may answer what was written or a ``FissileError``; of what has a checksum of ours, nothing
 else. Whatever once found something stays in ``KEPT``.
 """
@@ -339,22 +340,39 @@ def limited():
 
 
 def ring_after():
-    """Let alarms of this process end what it does."""
+    """Let alarms of this process end what it does: of its processor, and of the clock."""
 
     def ring(*_):
         raise Hang(f"more than {SECONDS} s")
 
+    signal.signal(signal.SIGPROF, ring)
     signal.signal(signal.SIGALRM, ring)
+
+
+#: What readers never do; and what was done of it.
+RUNS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "socket.connect")
+RAN = []
+
+
+def watch():
+    """Note from now on whatever of that this process does."""
+    sys.addaudithook(lambda event, _: RAN.append(event) if event in RUNS else None)
 
 
 def outcome(read, path, digest=None, expected=None):
     """Return what came of reading a file: same, other, read, refused, or what should not be."""
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.alarm(10 * SECONDS)  # for what waits; a busy machine may take as long
+    RAN.clear()
     try:
         found = read(path)
+        if RAN:
+            return f"did {RAN}"
         return "read" if digest is None else ["other", "same"][digest(found) == expected]
     except fissile.FissileError as error:
         text = str(error)
+        if RAN:
+            return f"did {RAN}"
         if "MemoryError" in text or "allocate" in text:
             return f"too much memory: {text[:200]}"
         good = len(text) < 5000 and "\n" not in text and text.isprintable()
@@ -362,6 +380,7 @@ def outcome(read, path, digest=None, expected=None):
     except (Exception, Hang) as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
 
 
@@ -398,6 +417,7 @@ def attack(name, seeds, folder, until=math.inf):
 def child(names, first, cases, until=math.inf):
     """Attack formats in this process, and print the counts and findings as JSON."""
     ring_after()
+    watch()
     warnings.simplefilter("ignore")
     told = {}
     from kept import KEPT
