@@ -26,7 +26,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     )
 }  # fmt: skip
 
-_EPS = nn.LayerNorm(1).eps
+_EPS = inspect.signature(nn.LayerNorm).parameters["eps"].default  # makes no tensor yet
 
 
 def _make_activation(activation: str | nn.Module) -> nn.Module:
