@@ -185,7 +185,8 @@ class _Run:
         budget = options.get("budget", "weights")
         before = nonzeros(model).under(budget)
         if options:
-            model = expand(model, seed=number, optimizer=optimizer, inplace=True, **options)
+            # A copy: a config that all networks of `make` share must not widen with this one.
+            model = expand(model, seed=number, optimizer=optimizer, **options)
         at = f"the arm {arm!r} of trial {number}"
         if (now := nonzeros(model).under(budget)) != before:
             raise FissileError(f"{at} has {now} non-zeros after the split, and had {before}")

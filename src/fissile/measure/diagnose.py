@@ -158,7 +158,9 @@ class Diagnosis:
         told = f"Features: {self.what}; {self.samples:,} samples."
         if self.left_out:
             told += f" Not measured: {', '.join(self.left_out)}."
-        return f"{told} Whether a split gains, they do not say."
+        return (
+            f"{told} This does not foretell the gain from a split; fissile.experiment measures it."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
@@ -337,9 +339,9 @@ def _diagnosed(model: nn.Module, seen: Seen, ways: _Features, draws: int) -> Pla
     place = seen.place
     weight, bias = rows_of(model, place)
     parts = len(weight) // place.neurons
-    if place.kind == "conv":  # the mean over positions meets every weight of the kernel
-        weight = weight.unflatten(-1, (place.inputs, -1)).sum(-1)
-    weight, bias = (one.cpu() if one.itemsize > 2 else one.cpu().float() for one in (weight, bias))
+    every, bias = (one.cpu() if one.itemsize > 2 else one.cpu().float() for one in (weight, bias))
+    # The mean over positions meets every weight of a kernel.
+    weight = every.unflatten(-1, (place.inputs, -1)).sum(-1) if place.kind == "conv" else every
     vectors = ways.vectors(weight)
     capacity = interference.capacity(vectors)
     once = torch.ones(1, len(seen.x))
@@ -352,7 +354,7 @@ def _diagnosed(model: nn.Module, seen: Seen, ways: _Features, draws: int) -> Pla
         read = seen.x.to(weight) @ weight.mT
         totals = [interference.total_capacity(_means(read, ways.labels, t).mT) for t in again]
         error = float(torch.stack(totals).std())
-    neurons = torch.cat([weight, bias.unsqueeze(-1)], -1).unflatten(0, (parts, -1))
+    neurons = torch.cat([every, bias.unsqueeze(-1)], -1).unflatten(0, (parts, -1))
     reach = seen.said.amax(0) - seen.said.amin(0)
     dead = reach <= _STILL * reach.max()
     return PlaceDiagnosis(
@@ -363,8 +365,8 @@ def _diagnosed(model: nn.Module, seen: Seen, ways: _Features, draws: int) -> Pla
         capacity=tuple(capacity.tolist()),
         total=float(capacity.sum()),
         total_error=error,
-        most=min(len(weight), len(capacity) - (ways.labels is not None and len(capacity) > 1)),
-        cosine=float(interference.cosine(weight, absolute=True)),
+        most=min(*weight.shape, len(capacity) - (ways.labels is not None and len(capacity) > 1)),
+        cosine=float(interference.cosine(every, absolute=True)),
         collisions=float(_collisions(weight, active, ways, once)),
         collisions_error=float(rates.std()),
         dead=tuple(dead.nonzero().flatten().tolist()),

@@ -423,3 +423,24 @@ def test_sentence_and_interval_agree(shift):
     two = Experiment(one.warm, {**one.scores, "b": split}, {**one.nonzeros, "b": count})
     for found in (one, two):
         assert ("gain from splitting" in found.verdicts[0].sentence) == (found.verdicts[0].low > 0)
+
+
+def test_a_config_that_all_networks_share_stays_as_it_is():
+    pytest.importorskip("transformers")
+    from language_models import bert, ids
+
+    rows = ids(20)
+    config = bert(num_hidden_layers=1).config
+
+    def made(seed):
+        model = type(bert())(config)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(model, adam):
+        adam.zero_grad()
+        model(rows, labels=rows[:, 0] % 2).loss.backward()
+        adam.step()
+
+    found = run(made, step, lambda model: -float(model(rows, labels=rows[:, 0] % 2).loss))
+    assert config.intermediate_size == 24
+    assert len({*found.nonzeros["dense"], *found.nonzeros["random-2"]}) == 1

@@ -158,6 +158,8 @@ def test_a_filter_sees_the_mean_of_its_positions(split):
     means = torch.stack([x[y == k].mean((0, 2, 3)) for k in range(3)])
     vectors = weight.sum((-2, -1)) @ (means - means.mean(0)).T
     torch.testing.assert_close(row.vectors, vectors)
+    assert row.cosine == float(measure.cosine(model, absolute=True, place="0"))
+    assert (row.duplicates, row.most) == ((), 2)
 
 
 def test_the_model_and_random_numbers_stay_as_they_were():
