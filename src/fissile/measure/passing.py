@@ -211,7 +211,10 @@ def _cut(data: Any, most: int) -> Iterable[Any]:
 
 def _rows(arrays: Sequence[Any], count: int, most: int, made: Any) -> Iterator[Any]:
     """Yield batches of arrays; where there are too many samples, of some drawn from all."""
-    arrays = [torch.as_tensor(np.asarray(a) if isinstance(a, list) else a) for a in arrays]
+    try:
+        arrays = [torch.as_tensor(np.asarray(a) if isinstance(a, list) else a) for a in arrays]
+    except TypeError as error:  # texts, objects
+        raise FissileError(f"data is not all numbers ({error}); number classes from 0") from None
     order = torch.arange(count)
     if count > most:  # the first ones might be all of one class
         drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))

@@ -239,6 +239,7 @@ BAD[3, 1] = math.nan
         ((X, Y[:-1]), {}, "one row for each sample"),
         ((X, Y + 0.5), {}, "labels are torch.float32"),
         ((X, normal(90, 3)), {}, r"labels are torch.float32 of shape \[90, 3\]"),
+        ((X, ["cat", "dog", "fox"] * 30), {}, "data is not all numbers"),
         ((BAD, Y), {}, r"'layers.0' reads NaN or infinity in 1 of 90"),
         ([], {}, "data holds no samples"),
         ("samples", {}, "data cannot be str"),
