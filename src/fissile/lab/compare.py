@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from fissile._common.errors import FissileError
 from fissile.lab import plots
 from fissile.lab.frame import described, labelled
+from fissile.lab.pages import rendered, whole_folder, write_csv
 from fissile.lab.plots import style
 from fissile.lab.plots.figure import laid_out_once
-from fissile.lab.report import rendered, whole_folder, write_csv
 from fissile.lab.results import Results, shown, values
 from fissile.lab.stats import ENOUGH, interval, summary
 

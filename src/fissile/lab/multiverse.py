@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from fissile.lab import plots
 from fissile.lab.claims import Claim, Verdict
 from fissile.lab.frame import described, pick
+from fissile.lab.pages import rendered, whole_folder, write_csv
 from fissile.lab.plots import style
 from fissile.lab.readings import QUESTIONS, Reading, around, reading, text, under, within
-from fissile.lab.report import rendered, whole_folder, write_csv
 from fissile.lab.results import Results, study_of
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import CRITERION, STUDIES

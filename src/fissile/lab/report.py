@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import base64
 import re
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from itertools import chain
 from math import hypot, isnan, nan
 from pathlib import Path
@@ -23,13 +20,12 @@ from typing import Any
 import numpy as np
 
 import fissile
-from fissile._common.errors import FileError, FissileError, needs, printable
-from fissile._common.files import move_finished
-from fissile._common.progress import duration
+from fissile._common.errors import FissileError, printable
 from fissile.lab import plots
 from fissile.lab.claims import Status, Verdict, counts
 from fissile.lab.frame import labelled, pick
-from fissile.lab.results import Results, load, nearest, nothing, shown, told
+from fissile.lab.pages import SYMBOLS, rendered, upper_first, whole_folder, write_csv
+from fissile.lab.results import Results, load, nearest, nothing, told
 from fissile.lab.source import pointing
 from fissile.lab.stats import ENOUGH, LEVEL, Summary, summary
 from fissile.lab.store import Store
@@ -41,14 +37,6 @@ from fissile.lab.trial import Contender, Sampling, Trial, Work
 MISSING = "–"
 #: Combined spreads between our mean and the paper's before it is pointed out.
 FAR = 2.0
-#: A verdict must be told apart without colour, on paper and by those who see none.
-SYMBOLS: dict[Status, str] = {
-    "holds": "✓",
-    "not significant": "○",
-    "fails": "✗",
-    "not tested here": "□",
-    "no data": "–",
-}
 #: The order in which verdicts are told: what differs from the paper comes first.
 _FIRST: dict[Status, str] = {
     "fails": "What came out differently",
@@ -88,23 +76,6 @@ def write(
     return Path(folder) / "index.html"
 
 
-@contextmanager
-def whole_folder(folder: Path, what: str) -> Iterator[Path]:
-    """Yield an empty folder whose files replace those of ``folder`` at the end, or none does."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            dir=folder, prefix=".unfinished-", ignore_cleanup_errors=True
-        ) as beside:
-            yield Path(beside)
-            move_finished(Path(beside), folder, last="index.html")
-    except OSError as error:
-        raise FileError(
-            f"could not write {what} to {folder}: {error.strerror or error}; free some space "
-            "or give another folder"
-        ) from None
-
-
 # --- files
 
 
@@ -118,13 +89,6 @@ def _fill(folder: Path, found: Sequence[Results]) -> None:
     (folder / "claims.md").write_text(claims_markdown(rows), "utf-8", newline="\n")
     page = _page(sections, several=(folder / "multiverse.html").exists())
     (folder / "index.html").write_text(page, "utf-8", newline="\n")
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write a table in full precision, with nothing where a number is NaN."""
-    import pandas
-
-    pandas.DataFrame(rows).to_csv(path, index=False, lineterminator="\n")
 
 
 def claim_rows(found: Iterable[Results]) -> list[dict[str, Any]]:
@@ -312,7 +276,7 @@ def tables_markdown(results: Results) -> str:
         on += f" ({results.done})" if results.done else ""
         none = "; not the paper’s settings" if results.apart else "; the paper has none"
         paper = ", and (the paper’s)" if held.beside else none
-        title = f"{_upper_first(published.table)}: ours{on}{paper}."
+        title = f"{upper_first(published.table)}: ours{on}{paper}."
         parts.append(f"{title}\n\n{_markdown_table(rows)}")
     return "\n".join(parts)
 
@@ -478,26 +442,3 @@ def _page(sections: Sequence[_Section], *, several: bool = False) -> str:
         within=WITHIN,
         far=FAR,
     )
-
-
-def rendered(template: str, **values: object) -> str:
-    """Return a page from a template beside this module, by its name."""
-    needs("jinja2", "lab")
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    folder = resources.files("fissile.lab")
-    jinja = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
-    )
-    jinja.filters |= {
-        "labelled": labelled, "duration": duration, "upper_first": _upper_first, "shown": shown
-    }  # fmt: skip
-    return jinja.get_template(template).render(symbols=SYMBOLS, **values)
-
-
-def _upper_first(text: str) -> str:
-    return text[:1].upper() + text[1:]
