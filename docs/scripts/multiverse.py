@@ -11,6 +11,7 @@ the trials of the default reading at the paper's scale, with every measure.
 import shutil
 import sys
 import tempfile
+from math import isnan
 from pathlib import Path
 
 import pandas
@@ -85,7 +86,7 @@ def of_tables(tables):
         [
             f"{one['study']}: {one['table']}",
             one["unit"],
-            f"{one['default']:.1f}",
+            "–" if isnan(one["default"]) else f"{one['default']:.1f}",
             f"{one['distance']:.1f}",
             f"`{one['reading']}`",
             one["readings"],

@@ -146,7 +146,7 @@ def print_claims(found: lab.Multiverse) -> None:
     show(table)
     near = table_of("study", "table", "default", "nearest", "unit", "its reading")
     for row in lab.nearest_tables(found.tables).to_dict("records"):
-        numbers = (f"{row[name]:.1f}" for name in ("default", "distance"))
+        numbers = (f"{row[name]:.1f}".replace("nan", "–") for name in ("default", "distance"))
         near.add_row(row["study"], row["table"], *numbers, row["unit"], row["reading"])
     show(near)
     typer.echo(f"{lab.THRESHOLDS} †: no reading meets the paper's criterion of 95 %.")
