@@ -93,10 +93,8 @@ CHECKS = (
     "tests/unit/lab/test_trial.py",
     "tests/unit/lab/test_task_converged.py::test_every_study_that_trains_networks_has_the_claim",
     "tests/unit/lab/plots/test_panels.py",
-    "tests/unit/cli/test_hostile_stores.py",
     "tests/integrations/test_cli.py::test_every_smoke_scale_takes_seconds",
     "tests/integrations/test_docs.py::test_a_page_runs_and_prints_what_it_shows[docs/concepts/lab.md]",
-    "tests/unit/test_house.py",
 )
 
 

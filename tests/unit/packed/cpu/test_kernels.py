@@ -439,7 +439,7 @@ sys.modules["numba"] = None
 from fissile.packed import cpu
 print(cpu.can_run(), "llvmlite" in sys.modules)
 del sys.modules["numba"]
-import numpy as np, torch, test_packed_cpu as t
+import numpy as np, torch, test_kernels as t
 rng = np.random.default_rng(9)
 x = {kind: t.normal(rng, 2, 77, dtype=kind) for kind in t.DTYPES}
 x[torch.float16][0, 0] = 3e-6  # so small that half precision has another format for it
