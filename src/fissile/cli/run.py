@@ -204,7 +204,8 @@ def _changes(
 ) -> dict[str, dict[str, object]]:
     """Return what changes in each study: a setting that none of them has is a mistake."""
     changes = parsed(words)
-    readings = told(studies, str(changes.pop("reading", "default")))
+    chosen = changes.pop("reading", None)
+    readings = {} if chosen is None else told(studies, str(chosen))
     for name in set(changes).difference(*(study.settings for study in studies)):
         studies[0].works(scale, 1, {name: changes[name]})  # which raises an error
     found: dict[str, dict[str, object]] = {

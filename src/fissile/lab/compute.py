@@ -20,9 +20,9 @@ from fissile.bank.bank import Quiet
 from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.classifier import Arrays, Classifiers, contest, load
-from fissile.lab.function import FunctionTrial
+from fissile.lab.function import call
 from fissile.lab.task import Boolean, Images, Plateau, length, limit, patience_of, plateau, stopped
-from fissile.lab.trial import Arm, Contender, Sampling, Trial, Work
+from fissile.lab.trial import Arm, Contender, FunctionTrial, Sampling, Trial, Work
 from fissile.measure.theory import required_width
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _called(
     found = list[TrialResult]()
     for work in works:
         begin = time.perf_counter()
-        measures = work.measures()
+        measures = call(work)
         found.append(TrialResult(work, measures, time.perf_counter() - begin))
         if on_outcomes is not None:
             on_outcomes(found[-1:])

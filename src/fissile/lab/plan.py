@@ -18,9 +18,18 @@ import numpy as np
 
 from fissile._common.errors import FissileError, whole
 from fissile.lab.compute import compute
-from fissile.lab.function import FunctionTrial
 from fissile.lab.store import Provenance, Time
-from fissile.lab.trial import Boolean, Contender, Features, Images, Sampling, Trial, Work, from_spec
+from fissile.lab.trial import (
+    Boolean,
+    Contender,
+    Features,
+    FunctionTrial,
+    Images,
+    Sampling,
+    Trial,
+    Work,
+    from_spec,
+)
 
 _BESIDE = 8  # networks that a calibration run trains side by side
 _ENOUGH = 0.5  # seconds of a calibration run that are worth counting

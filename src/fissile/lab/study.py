@@ -14,10 +14,9 @@ from typing import Literal
 from fissile._common.errors import FissileError, whole
 from fissile.data.catalogue import Entry
 from fissile.lab.claims import Claim
-from fissile.lab.key import hashed
 from fissile.lab.readings import applied
 from fissile.lab.source import Misnamed
-from fissile.lab.trial import Arm, Trial, Work, changed, keys_of, numbered, settings
+from fissile.lab.trial import Arm, Trial, Work, changed, hashed, keys_of, numbered, settings
 
 #: From seconds, through a minute or two, to the paper's own grid, epochs and trials.
 SCALES = ("smoke", "quick", "paper")
@@ -242,7 +241,8 @@ class Study:
     def _changed(self, work: Work, changes: Mapping[str, object] | None) -> Work:
         told = dict(changes or {})
         try:
-            work = applied(work, str(told.pop("reading", "default")))
+            if "reading" in told:
+                work = applied(work, str(told.pop("reading")))
             return changed(work, told) if told else work
         except FissileError as error:
             raise FissileError(f"{self.id}: {error}") from None

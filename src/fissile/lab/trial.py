@@ -2,23 +2,66 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from math import prod
+from functools import cached_property
+from math import isfinite, prod
 from typing import Any, ClassVar, Literal, get_args
 
 from fissile._common.errors import FissileError, whole
 from fissile.bank.loop import Recipe
 from fissile.bank.sparse import Plan
 from fissile.lab.budget_methods import METHODS, SETTINGS
-from fissile.lab.function import FunctionTrial
-from fissile.lab.key import Keyed, around_number, hashed
 from fissile.lab.task import EPOCHS, LATER, limit, one_of, patience_of, task_from
 from fissile.lab.task import Boolean as Boolean
 from fissile.lab.task import Features as Features
 from fissile.lab.task import Images as Images
 from fissile.lab.task import Task as Task
 from fissile.measure.theory import RandomSparse
+
+#: Raised when the same trial would come to other numbers, so that stored ones are not mixed in. A
+#: last digit that depended on the number of threads anyway (mean cosines, before they were summed
+#: in float64) is not such a number.
+REVISION = 1
+
+
+def around_number(work: Any) -> tuple[str, str]:
+    """Return everything that decides a result as text: what comes before the number, and after."""
+    spec = {"revision": REVISION, "kind": work.kind, **_spec(work)}
+    if (plans := getattr(work, "plans", None)) is not None:
+        spec["plans"] = repr(plans)  # whoever changes a method's plans gets new results
+    early = {name: value for name, value in spec.items() if name < "number"}
+    late = {name: value for name, value in spec.items() if name > "number"}
+    texts = [json.dumps(part, sort_keys=True, separators=(",", ":")) for part in (early, late)]
+    return f'{texts[0][:-1]},"number":', f",{texts[1][1:]}"
+
+
+def _spec(part: Any) -> dict[str, Any]:
+    """Return a part of a trial as plain values, later fields only where they say something."""
+    spec = {}
+    for item in fields(part):
+        value = getattr(part, item.name)
+        at_default = item.metadata.get("later") and value == item.default
+        if not at_default and not item.metadata.get("label"):
+            spec[item.name] = _spec(value) if is_dataclass(value) else value
+    return spec
+
+
+def hashed(text: str) -> str:
+    """Return a hash of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class Keyed:
+    """A trial of any kind."""
+
+    @cached_property
+    def key(self: Any) -> str:
+        """The name that the result is stored under: equal for equal trials, whoever runs them."""
+        before, after = around_number(self)
+        return hashed(f"{before}{self.number}{after}")
 
 
 def _check_whole(part: Any, **least: int) -> None:
@@ -304,6 +347,57 @@ class Sampling(Keyed):
             "networks": self.networks,
             "trial": self.number,
         }
+
+
+Value = int | float | str | bool | None
+
+
+@dataclass(frozen=True)
+class FunctionTrial(Keyed):
+    """One call of a user's function: its settings and its seed; ``lab.function`` makes them."""
+
+    kind: ClassVar[str] = "function"
+    cost: ClassVar[float] = 1.0  # nobody knows how long it takes
+
+    function: str
+    code: str  # a hash of the function and what it uses
+    settings: tuple[tuple[str, Value], ...]
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        whole("number", self.number, least=0)
+        object.__setattr__(self, "settings", tuple(sorted(map(tuple, self.settings))))
+        for name, value in self.settings:
+            endless = isinstance(value, float) and not isfinite(value)
+            if endless or not isinstance(value, Value) or name in ("trial", "function"):
+                raise FissileError(f"{name}={value!r} is no setting; give numbers or words")
+
+    def network(self) -> FunctionTrial:
+        return self
+
+    def batch_key(self) -> tuple[object, ...]:
+        """Return what trials must share to be computed together."""
+        return self.kind, self.function, self.code
+
+    def changed(self, changes: Mapping[str, Any]) -> FunctionTrial:
+        """Return the trial with other settings."""
+        return replace(self, settings=tuple({**dict(self.settings), **changes}.items()))
+
+    def columns(self) -> dict[str, object]:
+        """Return the trial as a row of a table: what it is, without what came of it."""
+        own = dict(self.settings)
+        arm = own.pop("arm", self.function)
+        return {**(own or {"function": self.function}), "arm": arm, "trial": self.number}
+
+    def described(self) -> dict[str, object]:
+        """Return the settings for a reader."""
+        return dict(self.settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Take the function's file along to a process that computes; no store ever holds it."""
+        from fissile.lab.function import file_of, revived
+
+        return revived, (file_of(self), self.function, self.code, self.settings, self.number)
 
 
 #: What a study decides for itself.

@@ -33,10 +33,9 @@ from fissile.lab.batching import (
 )
 from fissile.lab.classifier import Arrays, load
 from fissile.lab.compute import compute
-from fissile.lab.function import FunctionTrial
 from fissile.lab.ray.connect import answers, connected
 from fissile.lab.ray.workers import CORES, entry
-from fissile.lab.trial import Boolean, Contender, Features, Images, Sampling, Work
+from fissile.lab.trial import Boolean, Contender, Features, FunctionTrial, Images, Sampling, Work
 
 _log = logging.getLogger("fissile")
 

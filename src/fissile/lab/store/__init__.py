@@ -31,8 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile.lab.compute import TrialResult
-from fissile.lab.store.database import advised, open_database, undamaged
-from fissile.lab.store.flight import Flight
+from fissile.lab.store.database import Flight, advised, open_database, undamaged
 from fissile.lab.store.provenance import Provenance
 from fissile.lab.trial import Work
 

@@ -1,16 +1,23 @@
-"""The database: how it is made, recognised, checked and opened, and errors that say what to do."""
+"""The database and its locks: made, recognised, checked, opened; errors that say what to do."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
+import sys
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 from fissile._common.errors import FileError
+
+if sys.platform != "win32":
+    import fcntl
 
 _KEPT = "what was stored is kept: {}, then run again; finished trials are not repeated"
 UNTOUCHED = "it was left as it is: put a whole copy in its place, or give another folder"
@@ -206,3 +213,46 @@ def _readable(file: Path) -> sqlite3.Connection:
         with suppress(sqlite3.OperationalError):  # SQLite keeps a log even for readers, if it can
             return _connect(file, how, "PRAGMA synchronous = FULL", _PROBE)
     return _connect(file, "mode=ro" if _has_log(file) else "immutable=1", _PROBE)
+
+
+class Flight:
+    """The trials that this process computes in a folder: for each, one byte of a file is locked.
+
+    The kernel drops the locks of a process that dies, but also those of one that closes the file
+    anywhere: hence one open file for all stores on the folder.
+    """
+
+    _all: ClassVar[weakref.WeakValueDictionary[Path, Flight]] = weakref.WeakValueDictionary()
+
+    def __init__(self, file: Path) -> None:
+        self._handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        self._taken: set[str] = set()
+        weakref.finalize(self, os.close, self._handle)
+
+    @classmethod
+    def over(cls, file: Path) -> Flight:
+        """Return the one that all stores of this process share."""
+        found = cls._all.get(file) or cls(file)
+        return cls._all.setdefault(file, found)
+
+    def take(self, key: str) -> bool:
+        """Claim a trial, and return whether nobody else has."""
+        if key in self._taken or not self._lock(key):
+            return False
+        self._taken.add(key)
+        return True
+
+    def drop(self, key: str) -> None:
+        """Give up a claim."""
+        self._taken.remove(key)
+        self._lock(key, drop=True)
+
+    def _lock(self, key: str, *, drop: bool = False) -> bool:
+        if sys.platform != "win32":
+            how = fcntl.LOCK_UN if drop else fcntl.LOCK_EX | fcntl.LOCK_NB
+            try:  # 60 bits of the key: an offset has 63
+                fcntl.lockf(self._handle, how, 1, int(key[:15], 16))
+            except OSError as error:
+                # On a file system without locks all go ahead: the first result stays anyway.
+                return error.errno not in (errno.EACCES, errno.EAGAIN)
+        return True
