@@ -4,8 +4,8 @@
     python docs/scripts/multiverse.py multiverse-lab
     python docs/scripts/include.py
 
-Without a store, only readings that need no trials of their own are written anew: results/tidy has
-the trials of the default reading at the paper's scale, with every measure.
+Without a store, only readings that need no trials of their own are written anew: results/trials
+has the trials of the default reading at the paper's scale, with every measure.
 """
 
 import shutil
@@ -14,50 +14,22 @@ import tempfile
 from math import isnan
 from pathlib import Path
 
-import pandas
-
 from fissile.lab import multiverse
-from fissile.lab.compute import TrialResult
 from fissile.lab.readings import QUESTIONS
-from fissile.lab.store import Provenance, Run, Store
+from fissile.lab.store import Store
+from fissile.lab.store.parquet import TrialsFile
 from fissile.lab.studies import STUDIES
 
 ROOT = Path(__file__).parents[2]
 PARTS, RESULTS = ROOT / "docs" / "parts", ROOT / "results"
-PERCENT = ("accuracy", "best", "warm")
-DERIVED = ("improvement", "per_parameter")
 
 
-def plain(value):
-    """Return a setting as a key: files keep 8 as 8.0."""
-    return float(value) if isinstance(value, int | float) else str(value)
-
-
-def refilled(store):
-    """Fill a store with the trials in results/tidy, and return the runs that are whole."""
-    runs = []
+def publish(store):
+    """Take the published trials of Boolean studies into a store."""
     for study in STUDIES.values():
-        path = RESULTS / "tidy" / f"{study.id}.parquet"
-        if not path.exists() or study.data("paper") is not None or study.id == "theory":
-            continue
-        frame = pandas.read_parquet(path)
-        names = list(frame.columns[: list(frame.columns).index("measure")])
-        kept = {}
-        for key, part in frame.groupby(names, sort=False, dropna=False):
-            held = dict(zip(part["measure"], part["value"], strict=True))
-            kept[tuple(map(plain, key))] = {
-                name: value / 100 if name in PERCENT else value
-                for name, value in held.items()
-                if name not in DERIVED and not name.endswith("_fold")
-            }
-        run = Run(study.id, "paper", None, {}, f"fissile run {study.id} --scale paper")
-        works = study.everything("paper")
-        found = [(w, kept.get(tuple(plain(w.columns()[n]) for n in names))) for w in works]
-        if all(measures for _, measures in found):
-            made_by = Provenance("", "", "", "results/tidy", "")
-            store.add([TrialResult(work, measures, 0.0) for work, measures in found], made_by)
-            runs.append(run)
-    return runs
+        path = RESULTS / "trials" / f"{study.id}.parquet"
+        if path.exists() and study.data("paper") is None and study.id != "theory":
+            store.take(TrialsFile(path))
 
 
 def markdown(head, rows):
@@ -112,8 +84,10 @@ def kinds(claims):
     return ", ".join(f"{count} {kind}" for kind, count in counts)
 
 
-def keep(name, found):
+def keep(name, store):
     """Write what became of claims and tables under the readings of a store."""
+    runs = sorted(store.runs(), key=lambda run: list(STUDIES).index(run.study))
+    found = multiverse.gathered(store, runs)
     claims = multiverse.summary(found.verdicts)
     of_both = f"{len(claims)} claims, {found.verdicts['reading'].nunique()} readings"
     text = f"{of_both}: {kinds(claims)}. {multiverse.counted(found.verdicts)}\n\n"
@@ -127,7 +101,8 @@ def keep(name, found):
 if __name__ == "__main__":
     (PARTS / "multiverse-questions.md").write_text(of_questions(), "utf-8")
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
-        keep("paper", multiverse.gathered(store, refilled(store)))
+        publish(store)
+        keep("paper", store)
     if len(sys.argv) > 1:
         with Store(sys.argv[1], create=False) as store:
-            keep("quick", multiverse.gathered(store, store.runs()))
+            keep("quick", store)
