@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command import called
+from command import called, stored_trials
 
 from fissile._common.errors import FileError
 from fissile.lab.batching import Local, pool
@@ -37,17 +36,6 @@ def measures(folder):
         return {row.key: row.measures for row in store.rows([work.key for work in WORKS])}
 
 
-def stored(folder):
-    """Count finished trials from outside, as another program would."""
-    try:
-        with sqlite3.connect(f"file:{folder / 'trials.sqlite'}?mode=ro", uri=True) as db:
-            (count,) = db.execute("SELECT count(*) FROM trials").fetchone()
-        db.close()
-    except sqlite3.OperationalError:
-        return 0
-    return count
-
-
 def start(folder):
     command = [sys.executable, "-m", "fissile.cli", *ARGUMENTS, str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -56,7 +44,7 @@ def start(folder):
 def wait_for(process, folder, count):
     """Wait until the store holds so many trials; the process must be alive till then."""
     deadline = time.monotonic() + 120
-    while stored(folder) < count:
+    while stored_trials(folder) < count:
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -79,7 +67,7 @@ def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(tmp_p
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-    kept = stored(tmp_path)
+    kept = stored_trials(tmp_path)
     assert 0.4 * len(WORKS) <= kept < len(WORKS)
     out = called(*ARGUMENTS, tmp_path).stdout
     assert f"{len(WORKS) - kept} trials computed, {kept} found in the store" in out
@@ -106,7 +94,7 @@ def test_ctrl_c_keeps_what_is_stored_and_the_same_command_goes_on(tmp_path, undi
     assert process.returncode == 130
     assert b"trials are stored" in out
     assert b"Traceback" not in out
-    assert 10 <= stored(tmp_path) < len(WORKS)
+    assert 10 <= stored_trials(tmp_path) < len(WORKS)
     with Store(tmp_path) as store:
         run(WORKS, store)
     assert measures(tmp_path) == undisturbed
@@ -143,7 +131,7 @@ def test_no_process_of_a_pool_outlives_its_run(tmp_path, how, code):
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         deadline = time.monotonic() + 120
-        while stored(tmp_path) < 5:
+        while stored_trials(tmp_path) < 5:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -154,7 +142,7 @@ def test_no_process_of_a_pool_outlives_its_run(tmp_path, how, code):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert b"Traceback" not in process.stderr.read()
-    assert stored(tmp_path) >= 5
+    assert stored_trials(tmp_path) >= 5
 
 
 def tiny(**changes):

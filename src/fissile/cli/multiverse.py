@@ -109,7 +109,7 @@ def multiverse(
 def _announce(
     runs: Sequence[Run], readings: int, works: Sequence[Work], store: Store, device: str, on: str
 ) -> None:
-    """Say how many trials are to be computed, and about how long that takes here."""
+    """Print how many trials are to be computed, and how long that takes here."""
     missing = store.missing(works)
     workers = cores() if device == "cpu" else default_jobs(device, missing)
     time = ""

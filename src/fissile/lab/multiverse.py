@@ -281,7 +281,7 @@ def _used(verdicts: DataFrame) -> set[str]:
 
 
 def counted(verdicts: DataFrame) -> str:
-    """Say how many defaults would be others if one counted claims that hold."""
+    """Return a sentence on how many defaults would differ if one counted claims that hold."""
     others, asked = by_count(verdicts), _used(verdicts)
     which = ", ".join(f"{option} ({more:+.1f} claims)" for option, more in others.items())
     return (

@@ -52,7 +52,7 @@ class ArmVerdict:
 
     @property
     def sentence(self) -> str:
-        """Say what came out in words."""
+        """Return in words what came out."""
         if self.trials < ENOUGH:
             said = f"too few trials to tell ({self.trials} of at least {ENOUGH})"
         elif self.p < LEVEL:

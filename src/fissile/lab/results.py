@@ -198,7 +198,7 @@ class Results:
 
     @property
     def done(self) -> str:
-        """Say how many trials are there, if not all: to be said beside what they show."""
+        """Return how many trials are there, if not all, to stand beside what they show."""
         return told(len(self.rows), len(self.works))
 
 

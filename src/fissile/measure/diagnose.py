@@ -87,7 +87,7 @@ class PlaceDiagnosis:
 
     @property
     def sentence(self) -> str:
-        """Say in words what the numbers mean."""
+        """Return in words what the numbers mean."""
         own, count = self.total / self.features, self.features
         if count == 1:
             text = "One feature cannot interfere; two classes differ in one direction."
@@ -154,7 +154,7 @@ class Diagnosis:
 
     @property
     def note(self) -> str:
-        """Say what the features are, what was left out, and what the numbers do not tell."""
+        """Return what the features are, what was left out, and what the numbers do not tell."""
         told = f"Features: {self.what}; {self.samples:,} samples."
         if self.left_out:
             told += f" Not measured: {', '.join(self.left_out)}."
