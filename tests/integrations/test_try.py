@@ -196,3 +196,10 @@ def test_fit_takes_a_budget_or_a_width(features, tmp_path):
 def test_large_sets_are_tried_on_some_of_their_samples(features):
     found = trying.tried(trying.samples_of(str(features)), most=100)
     assert len(found[0].right) == 20
+
+
+def test_the_command_names_the_column_of_labels_and_holds_together_in_a_shell():
+    one = trying.Tried("dense", 3, 43, np.ones(4), 1.0)
+    command, _ = trying.told(one, "my table.csv", "kind of")
+    assert command.startswith("fissile fit 'my table.csv' --")
+    assert "--label 'kind of'" in command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,7 +145,7 @@ def new_study(
         raise FissileError(f"{path} is there already; give another name") from None
     except OSError as error:
         raise FissileError(f"cannot write {path}: {error.strerror}") from None
-    typer.echo(f"Run it with: fissile run {path} --scale smoke")
+    typer.echo(f"Run it with: fissile run {shlex.quote(str(path))} --scale smoke")
 
 
 @app.command(

@@ -55,11 +55,11 @@ def try_file(
     text = printable("\n".join(lines))
     typer.echo(text)
     for one in best:
-        command, python = trying.told(one, file)
+        command, python = trying.told(one, file, label)
         typer.echo(f"\n{one.nonzeros:,} non-zeros, {one.arm}:\n  {printable(command)}\n  {python}")
     target = to or Path(f"try-{Path(file).stem}.html")
     with atomic_write(target, "w") as page:
-        page.write(trying.page(found, file, text))
+        page.write(trying.page(found, file, text, label))
     typer.echo(f"\nThe curves are in {target}; {duration(time.perf_counter() - since)}.")
 
 

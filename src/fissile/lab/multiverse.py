@@ -115,7 +115,7 @@ def gathered(
             for claim in study.claims:
                 basis = claim.text, _basis(claim, results)
                 verdict = known.get(basis) or claim.judge(results.frame, results.changed)
-                if claim != CRITERION and verdict.status != "no data":
+                if claim != CRITERION and verdict.status not in ("no data", "not tested here"):
                     row = {"verdict": verdict.status, "numbers": verdict.numbers}
                     own = {"claim": claim.text, "counted": basis not in known}
                     verdicts.append({**about, **own, **row})

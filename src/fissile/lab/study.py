@@ -29,6 +29,9 @@ class Scale:
     trials: int
     settings: tuple[Work, ...]
 
+    def __post_init__(self) -> None:
+        whole("trials", self.trials, least=1)
+
 
 @dataclass(frozen=True)
 class Lines:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import io
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,23 +205,24 @@ def chosen(found: list[Tried]) -> list[Tried]:
     return best
 
 
-def told(one: Tried, name: str) -> tuple[str, str]:
+def told(one: Tried, name: str, label: str = "label") -> tuple[str, str]:
     """Return the command and the lines of Python that make such a network."""
     shown = {k: v for k, v in one.options.items() if k in ("nonzeros", "hidden", "alpha")}
     flags = " ".join(f"--{key} {value}" for key, value in shown.items())
+    flags += "" if label == "label" else f" --label {shlex.quote(label)}"
     inside = ", ".join(f"{key}={value}" for key, value in one.options.items())
     recipe = "" if one.arm == "recipe" else ', recipe="paper"'
     lines = f"FissileClassifier({inside}{recipe}, random_state=0).fit(x, y)"
-    return f"fissile fit {name} {flags} --to model.safetensors", lines
+    return f"fissile fit {shlex.quote(name)} {flags} --to model.safetensors", lines
 
 
-def page(found: list[Tried], name: str, text: str) -> str:
+def page(found: list[Tried], name: str, text: str, label: str = "label") -> str:
     """Return a page that needs no other file: the table, the commands and the curves."""
     with styled():
         picture = io.StringIO()
         figure(found).savefig(picture, format="svg", metadata={"Date": None})
     svg = picture.getvalue()
-    ways = [(one, html.escape("\n".join(told(one, name)))) for one in chosen(found)]
+    ways = [(one, html.escape("\n".join(told(one, name, label)))) for one in chosen(found)]
     rows = "".join(
         f"<h3>{one.nonzeros:,} non-zeros: {one.arm}</h3><pre>{way}</pre>" for one, way in ways
     )

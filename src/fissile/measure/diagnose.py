@@ -25,7 +25,8 @@ from fissile.measure.weights import rows_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Of a feature's capacity: above the first there is little interference, below the second much.
+#: Of the capacity a feature can reach: above the first there is little interference, below the
+#: second much.
 LITTLE, MUCH = 0.8, 0.4
 _SHARE = 0.5  # of a feature's samples on which an edge must carry it, as in `collisions`
 _ALIKE = 0.99  # cosine of two neurons that are called duplicates
@@ -92,7 +93,9 @@ class PlaceDiagnosis:
         if count == 1:
             text = "One feature cannot interfere; two classes differ in one direction."
         else:
-            much = "much" if own < MUCH else "little" if own > LITTLE else "some"
+            # Class means around their common mean span a dimension less than there are classes.
+            reached = self.total / (count if math.isnan(self.total_error) else count - 1)
+            much = "much" if reached < MUCH else "little" if reached > LITTLE else "some"
             text = (
                 f"{count} features share {self.neurons} neurons, and each has {own:.0%} of a "
                 f"dimension to itself: {much} interference."

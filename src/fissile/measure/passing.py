@@ -68,6 +68,8 @@ def passed(
         finally:
             for ear in ears:
                 ear.close()
+    if not sum(map(len, labels)):
+        raise FissileError(f"data holds no samples; {_GIVE}")
     return [ear.seen(most) for ear in ears], torch.cat(labels)[:most]
 
 
@@ -252,6 +254,8 @@ def _labels_of(batch: Batch, count: int) -> Tensor:
             f"labels are {labels.dtype} of shape {list(labels.shape)} for {count} samples; give "
             "each sample the number of its class"
         )
+    if (labels == -100).any():
+        raise FissileError("labels hold -100, which PyTorch ignores; leave those samples out")
     return labels.long()
 
 

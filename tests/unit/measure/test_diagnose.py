@@ -341,3 +341,32 @@ def test_transposed_layers_are_measured_as_they_compute(languages):
     [row, _] = fissile.diagnose(gpt2, {"input_ids": languages.ids()}, features=directions)
     weight = gpt2.transformer.h[0].mlp.c_fc.weight.detach().T
     torch.testing.assert_close(row.vectors, weight @ directions.T)
+
+
+def test_features_that_fill_their_space_interfere_little_however_few_they_are():
+    x, y = labelled_identity()
+    (row,) = fissile.diagnose(identity_network(), (x, y)).rows
+    assert row.total == pytest.approx(2, abs=1e-3)
+    assert row.sentence.endswith("little interference.")
+
+
+@pytest.mark.parametrize(
+    ("why", "keep", "label"), [("holds no samples", 0, 0), ("-100, which PyTorch", 30, -100)]
+)
+def test_data_without_samples_and_labels_that_pytorch_ignores_are_refused(why, keep, label):
+    x, y = labelled_identity()
+    y = torch.where(torch.arange(30) == 4, label, y)
+    with pytest.raises(fissile.FissileError, match=why):
+        fissile.diagnose(identity_network(), (x[:keep], y[:keep]))
+
+
+def labelled_identity():
+    y = torch.arange(30) % 3
+    return 5 * torch.eye(3)[y] + 0.01 * torch.arange(90).view(30, 3) % 0.07, y
+
+
+def identity_network():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(3))
+    return model
