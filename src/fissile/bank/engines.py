@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from fissile.bank.spec import Dynamic
 from fissile.bank.stack import HYPER, Stack
 from fissile.bank.step import Replay, foreach_adam, guess, network_losses, per_network
 from fissile.expansion.rewire import Rewire
-from fissile.layers import DropConnectLinear, SparseLinear, all_weights
+from fissile.layers import SparseLinear, all_weights
 from fissile.layers.mlp import chain, first_hidden
 
 _log = logging.getLogger("fissile")
@@ -136,40 +137,12 @@ def run_torch(
     stacks: Sequence[Stack], until: int, on_epochs: OnEpochs, device: torch.device,
     stop: threading.Event | None = None,
 ) -> None:  # fmt: skip
-    """Train stacks up to an epoch in batched PyTorch; after each, report accuracy and loss.
-
-    A network that diverges goes back to its last finished epoch and stays there. An interruption
-    (Ctrl-C, no memory) leaves the whole stack at the last finished epoch.
-    """
+    """Train stacks up to an epoch in batched PyTorch; after each, report accuracy and loss."""
     for stack in stacks:
         engine = _TorchEngine(stack, device)
         while stack.epoch < until:
-            on_epochs(stack, *_run_epoch(stack, engine, stop))
-
-
-def _run_epoch(
-    stack: Stack, engine: _TorchEngine, stop: threading.Event | None
-) -> tuple[Tensor, Tensor]:
-    saved = {name: tensor.clone() for name, tensor in stack.tensors().items()}
-    steps = stack.steps
-    try:
-        loss = engine.epoch(stop).cpu().double()
-        alive = stack.alive & torch.isfinite(loss) & _finite(stack.module)
-        stack.restore(saved, ~alive)
-        curves = engine.accuracy(), loss
-    except BaseException:
-        stack.restore(saved, torch.ones_like(stack.alive))
-        stack.steps = steps
-        raise
-    stack.alive, stack.epoch = alive, stack.epoch + 1
-    accuracy, loss = (curve.masked_fill(~alive, torch.nan).unsqueeze(-1) for curve in curves)
-    return accuracy, loss
-
-
-@torch.no_grad()
-def _finite(module: nn.Module) -> Tensor:
-    checks = [torch.isfinite(p).flatten(1).all(1) for p in module.parameters()]
-    return torch.stack(checks).all(0).cpu()
+            accuracy, loss = stack.try_epoch(partial(engine.epoch, stop))
+            on_epochs(stack, accuracy.unsqueeze(-1), loss.unsqueeze(-1))
 
 
 def _forward(
@@ -178,7 +151,7 @@ def _forward(
     """Return the logits of every network of a stacked module."""
     for layer in (link.module for link in chain(module)):
         if isinstance(layer, nn.Linear | SparseLinear):
-            weight = _pass_weight(layer) if isinstance(layer, SparseLinear) else layer.weight
+            weight = layer.pass_weight() if isinstance(layer, SparseLinear) else layer.weight
             x = x @ weight.mT
             if layer.bias is not None:
                 x = x + layer.bias.unsqueeze(-2)
@@ -188,15 +161,6 @@ def _forward(
         else:
             x = layer(x)
     return x
-
-
-def _pass_weight(layer: SparseLinear) -> Float[Tensor, "networks outputs inputs"]:
-    fast = layer.weight.device.type == "cpu" and cpu.compiles()
-    if isinstance(layer, DropConnectLinear) and layer.training and fast:
-        from fissile.bank.cpu.masks import drawn
-
-        return layer.masked(drawn(layer))
-    return layer.pass_weight()
 
 
 @dataclass(frozen=True)
@@ -266,8 +230,8 @@ class _TorchEngine:
         self.rows = torch.zeros(len(stack), stack.batch, dtype=torch.long, device=device)
         self.replay = Replay(lambda: self._step(self.rows), eager=3)
 
-    def epoch(self, stop: threading.Event | None) -> Float[Tensor, " networks"]:
-        """Train one epoch and return every network's mean loss over its samples."""
+    def epoch(self, stop: threading.Event | None) -> tuple[Tensor, Tensor]:
+        """Train one epoch; return every network's test accuracy and its mean training loss."""
         stack, samples = self.stack, len(self.stack.data[0].x)
         stack.module.train()
         loss = torch.zeros(len(stack), device=self.device, dtype=self.lr.dtype)
@@ -276,7 +240,7 @@ class _TorchEngine:
             stack.steps += 1
             if stop is not None and stop.is_set():
                 raise KeyboardInterrupt
-        return loss
+        return self.accuracy(), loss.cpu().double()
 
     def _replayed(self, rows: Int[Tensor, "networks batch"]) -> Float[Tensor, " networks"]:
         """Make a step: on a GPU as a CUDA graph, where it can be recorded."""

@@ -7,7 +7,7 @@ learning rate. Splitting a stack is ``fissile.expand`` on its module.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from fissile._common.shapes import Bool, Float, Int
 from fissile.bank.spec import Arm, Data, Dense, DropConnect, Dynamic, Expand, Spec
 from fissile.expansion.expand import dropconnect, expand, to_masked
 from fissile.expansion.optimizer import Moments
-from fissile.layers import DropConnectLinear, PartitionedLinear, SparseLinear, gathered, spread
+from fissile.layers import PartitionedLinear, SparseLinear, gathered, spread
 from fissile.layers.mlp import MLP, chain, first_hidden
 
 #: What a recipe has for every network.
@@ -183,6 +183,30 @@ class Stack:
             for key, value in state.items():
                 state[key] = value.to(device)
 
+    def try_epoch(self, train: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Train an epoch with a function that returns accuracies and losses; return both.
+
+        A network that diverges goes back to its last finished epoch and stays there. If the
+        function raises (Ctrl-C, no memory), all of them go back.
+        """
+        saved = {name: tensor.clone() for name, tensor in self.tensors().items()}
+        steps = self.steps
+        try:
+            accuracy, loss = train()
+            alive = self.alive & torch.isfinite(loss) & self._finite()
+            self.restore(saved, ~alive)
+        except BaseException:
+            self.restore(saved, torch.ones_like(self.alive))
+            self.steps = steps
+            raise
+        self.alive, self.epoch = alive, self.epoch + 1
+        return accuracy.masked_fill(~alive, torch.nan), loss.masked_fill(~alive, torch.nan)
+
+    @torch.no_grad()
+    def _finite(self) -> Bool[Tensor, " networks"]:
+        checks = [torch.isfinite(p).flatten(1).all(1) for p in self.module.parameters()]
+        return torch.stack(checks).all(0).cpu()
+
     @torch.no_grad()
     def restore(self, saved: dict[str, Tensor], rows: Tensor) -> None:
         """Take back earlier :meth:`tensors` of some networks; rows is a mask."""
@@ -255,8 +279,6 @@ def stages(module: nn.Module) -> list[Stage] | None:
     """Return the LayerNorm and ReLU behind each linear layer; None if anything else is there."""
     behind: list[Stage] = []
     for layer in (link.module for link in chain(module)):
-        if isinstance(layer, DropConnectLinear):
-            return None
         if isinstance(layer, nn.Linear | SparseLinear):
             behind.append(Stage())
         elif type(layer) is nn.LayerNorm and behind[-1] == Stage():

@@ -142,16 +142,18 @@ class DropConnectLinear(SparseLinear):
         return mask
 
     def pass_weight(self) -> Float[Tensor, "children inputs"]:
-        return self.masked(self.draw_mask()) if self.training else self.dense_weight()
-
-    def masked(self, mask: Bool[Tensor, "children inputs"]) -> Float[Tensor, "children inputs"]:
-        """Return the weights under a mask, zeros elsewhere."""
-        return torch.where(mask, self.weight, nothing(self.weight))
+        if self.training:
+            return torch.where(self.draw_mask(), self.weight, nothing(self.weight))
+        return self.dense_weight()
 
     def dense_weight(self) -> Float[Tensor, "children inputs"]:
         """Return the dense weight of evaluation, scaled by the share of active weights."""
+        return self.weight * self.share()[..., None, None]
+
+    def share(self) -> Float[Tensor, "*batch"]:
+        """Return the share of weights that take part in a training pass."""
         share = self.degree.sum(-1) / (self.in_features * self.out_features)
-        return self.weight * share.to(self.weight.dtype)[..., None, None]
+        return share.to(self.weight.dtype)
 
     def pattern(self) -> Bool[Tensor, "children inputs"]:
         """Return the weights that exist: all of them, since evaluation uses them all."""

@@ -16,6 +16,7 @@ import fissile
 from fissile import FissileError
 from fissile.bank import Bank, Progress, Spec, cpu, engines
 from fissile.bank.loop import Recipe
+from fissile.bank.stack import Stack
 
 
 @pytest.mark.parametrize("engine", ["auto", "plain"])
@@ -92,6 +93,7 @@ SCARCE = """
 import resource, torch
 from fissile.bank import Bank, Data, Spec
 from fissile.bank.loop import Recipe
+from fissile.bank.stack import Stack
 x, y = torch.rand(512, 1000), torch.randint(0, 2, (512,))
 data, recipe = Data(x, y, x[:8], y[:8]), Recipe(batch=512)
 small = Bank([Spec([1000, 2, 1], data, recipe=recipe)], engine="plain")
@@ -137,7 +139,7 @@ def test_an_error_costs_no_network(engine, monkeypatch):
         "auto": [(cpu, "read"), (cpu._Job, "train"), (cpu, "wait")],
         "plain": [
             (engines._TorchEngine, "_step"),
-            (engines, "_finite"),
+            (Stack, "_finite"),
             (engines._TorchEngine, "accuracy"),
         ],
     }

@@ -27,11 +27,22 @@ from fissile.bank.cpu.layout import (
     BLOCK,
     Architecture,
     Array,
+    Masks,
+    Part,
     Samples,
     Scratch,
     Wiring,
     blocks,
+    make_part,
     make_scratch,
+)
+from fissile.bank.cpu.masks import (
+    count_chosen,
+    cut_gradient,
+    draw,
+    list_chosen,
+    spread_gradient,
+    take_weights,
 )
 from fissile.bank.cpu.ops import (
     adam,
@@ -65,6 +76,8 @@ class _Task(NamedTuple):
     train: Samples
     test: Samples
     batch: int
+    begin: int  # the part of an epoch's order that is trained on
+    end: int
     low: int  # the low bits, which number the samples
     shift: int
 
@@ -72,12 +85,14 @@ class _Task(NamedTuple):
 def train_networks(
     architecture: Architecture, wiring: Wiring, state: tuple[Array, ...], steps: Array, rows: Array,
     seeds: Array, epochs: range, train: Samples, test: Samples, hyper: Hyper, batch: int,
+    masks: Masks | None = None, span: tuple[int, int] | None = None,
 ) -> Trained:  # fmt: skip
     """Train some networks of a stack in place, one after the other, in one compiled call.
 
     ``state`` holds the flat rows of all networks, then Adam's first and second moments; ``steps``
     counts Adam's steps. Both change in place. ``rows`` says which networks to train. All arrays
-    are contiguous, and those of numbers have one dtype.
+    are contiguous, and those of numbers have one dtype. ``masks`` say which weights take part, and
+    ``span`` the part of an epoch's samples to train on, by default all.
 
     A network whose loss or parameters cease to be finite is left as it was after its last finished
     epoch.
@@ -86,10 +101,13 @@ def train_networks(
     numbers = torch.arange(epochs.start, epochs.stop)
     keys = order_keys(torch.as_tensor(seeds[rows]).unsqueeze(-1), numbers).numpy()
     scratch = make_scratch(architecture, state[0], len(train.x), bool(hyper.orthogonal.any()))
+    masks = Masks.of(state[0].dtype) if masks is None else masks
+    part = make_part(architecture, state[0], masks)
     curves = np.full((len(rows), 2, len(epochs)), np.nan)
     finished = _train_rows(
         architecture, wiring.ptr, wiring.col, state, steps, rows, keys.astype(np.uint32),
-        _Task(train, test, batch, (1 << bits) - 1, shift), hyper, scratch, curves,
+        _Task(train, test, batch, *(span or (0, len(train.x))), (1 << bits) - 1, shift),
+        hyper, scratch, masks, part, curves,
     )  # fmt: skip
     return Trained(finished, curves[:, 0], curves[:, 1])
 
@@ -119,9 +137,9 @@ def _fill_cuts(cut: Array, ptr: Array, col: Array) -> None:
 
 
 @inner
-def _fill_outgoing(layers: Architecture, ptr: Array, col: Array, scratch: Scratch) -> None:
+def _fill_outgoing(layers: Architecture, ptr: Array, col: Array, to: Scratch | Part) -> None:
     """List the weights of all but the first layer by the neuron they come from."""
-    outptr, slot, target = scratch.outptr, scratch.slot, scratch.target
+    outptr, slot, target = to.outptr, to.slot, to.target
     outptr[:] = 0
     for count in (True, False):  # first how many come from each neuron, then which
         below, row = 0, layers.sizes[1]
@@ -312,11 +330,11 @@ def _fetch_ahead(order: Array, begin: int, x: Array) -> None:
 
 @inner
 def _step(
-    net: _Net, b: Array, w: Array, train: Samples, begin: int, size: int, scratch: Scratch
-) -> float:
+    net: _Net, b: Array, w: Array, train: Samples, begin: int, size: int, scratch: Scratch,
+    grad: Array,
+) -> float:  # fmt: skip
     """Write the gradient of one batch, without penalties, and return its summed loss."""
     tile, delta, rows = scratch.tile, scratch.delta, scratch.rows
-    grad = scratch.grad
     for i in range(len(grad)):
         grad[i] = 0
     total = 0.0
@@ -364,38 +382,107 @@ def _accuracy(net: _Net, b: Array, w: Array, test: Samples, scratch: Scratch) ->
 
 
 @inner
+def _begin_part(
+    layers: Architecture, masks: Masks, n: int, ptr: Array, col: Array, part: Part
+) -> None:
+    """List the weights that take part; where masks are drawn, the first so many of a neuron."""
+    for i in range(ptr[len(ptr) - 1]):
+        part.flags[i] = len(masks.present) == 0 or masks.present[n, i]
+    for r in range(len(ptr) - 1):
+        if len(masks.degree) and masks.degree[n, r] >= 0:
+            for i in range(ptr[r], ptr[r + 1]):
+                part.flags[i] = i - ptr[r] < masks.degree[n, r]
+    count_chosen(part, ptr)
+    list_chosen(part, ptr, col, 0, len(ptr) - 1)
+    _fill_outgoing(layers, part.ptr, part.col, part)
+
+
+@inner
+def _draw_masks(
+    layers: Architecture, degree: Array, keys: Array, step: int, ptr: Array, col: Array, part: Part
+) -> None:
+    """Draw the masks of a step and list the weights that take part in it."""
+    row, behind = 0, False
+    for layer in range(len(layers.relu)):
+        end = row + layers.sizes[layer + 1]
+        if degree[row] >= 0:
+            for r in range(row, end):
+                flags = part.flags[ptr[r] : ptr[r + 1]]
+                draw(keys[layer, step], (r - row) * len(flags), degree[r], part.hashes, flags)
+            list_chosen(part, ptr, col, row, end)
+            behind = behind or layer > 0
+        row = end
+    if behind:  # of the first layer, nobody asks what comes from where
+        _fill_outgoing(layers, part.ptr, part.col, part)
+
+
+@inner
+def _scale(layers: Architecture, share: Array, ptr: Array, w: Array, scaled: Array) -> None:
+    """Write the weights of evaluation: those of a layer times its share."""
+    row = 0
+    for layer in range(len(layers.relu)):
+        end = row + layers.sizes[layer + 1]
+        for p in range(ptr[row], ptr[end]):
+            scaled[p] = w[p] * w.dtype.type(share[layer])
+        row = end
+
+
+@inner
 def _train(
-    net: _Net, state: tuple[Array, ...], step: int, keys: Array, task: _Task, hyper: Hyper,
-    scratch: Scratch, curves: Array,
+    net: _Net, some: _Net, n: int, i: int, ptr: Array, state: tuple[Array, ...], step: int,
+    keys: Array, task: _Task, hyper: Hyper, scratch: Scratch, masks: Masks, part: Part,
+    curves: Array,
 ) -> tuple[int, int]:  # fmt: skip
-    """Train for as many epochs as there are keys; stop at the last one that is finite."""
+    """Train for as many epochs as there are keys; stop at the last one that is finite.
+
+    ``some`` is the network of the weights in ``part``, where not all of them take part.
+    """
     theta, m, v = state
     samples, kept, done, neurons = len(task.train.x), scratch.kept, step, len(scratch.delta)
-    front = len(net.scale) + len(net.shift)
-    b, w = theta[front : front + neurons], theta[front + neurons :]
-    grad_w = scratch.grad[front + neurons :]
+    begun, grad, start = step, scratch.grad, len(net.scale) + len(net.shift) + neurons
+    b, w, grad_w = theta[start - neurons : start], theta[start:], grad[start:]
     dense, gram, line = scratch.dense, scratch.gram, scratch.line
+    drawn, masked = len(masks.degree) > 0, len(masks.present) > 0
     for epoch in range(len(keys)):
         for k in range(3):
             _copy(state[k], kept[k])
         fill_order(scratch.order, scratch.outside, keys[epoch], task.low, task.shift)
         total = 0.0
-        for begin in range(0, samples, task.batch):
-            size = min(task.batch, samples - begin)
-            total += _step(net, b, w, task.train, begin, size, scratch)
+        for begin in range(task.begin, task.end, task.batch):
+            size = min(task.batch, task.end - begin)
+            asked = len(masks.gradient) > 0 and begin + size == task.end
+            in_part = (drawn or masked) and not asked
+            if drawn:
+                _draw_masks(
+                    net.layers, masks.degree[n], masks.keys[i], step - begun, ptr, net.col, part
+                )
+            if in_part:
+                take_weights(part, w)
+            now, values, to = (some, part.w, part.grad) if in_part else (net, w, grad)
+            total += _step(now, b, values, task.train, begin, size, scratch, to)
             if not abs(total) < np.inf:
                 break
             step += 1
+            if in_part:
+                spread_gradient(part, grad, start)
             _add_absolute(net, w, grad_w, hyper.l1)
             if hyper.orthogonal > 0:
                 _add_orthogonal(net, w, grad_w, hyper.orthogonal, dense, gram, line)
-            adam(theta, m, v, scratch.grad, step, hyper.lr, hyper.l2)
+            if asked:
+                _copy(grad[: len(theta)], masks.gradient[n])
+            if masked and (asked or hyper.orthogonal > 0):
+                cut_gradient(part, grad, start)
+            adam(theta, m, v, grad, step, hyper.lr, hyper.l2)
         if not abs(total) < np.inf or not _all_finite(theta):
             for k in range(3):
                 _copy(kept[k], state[k])
             return epoch, done
         done = step
-        curves[0, epoch] = _accuracy(net, b, w, task.test, scratch)
+        if task.end == samples:
+            if drawn:
+                _scale(net.layers, masks.share[n], ptr, w, part.w)
+            now, values = (net, part.w) if drawn else (net, w)
+            curves[0, epoch] = _accuracy(now, b, values, task.test, scratch)
         curves[1, epoch] = total / samples
     return len(keys), done
 
@@ -403,7 +490,8 @@ def _train(
 @compiled
 def _train_rows(
     layers: Architecture, ptr: Array, col: Array, state: tuple[Array, ...], steps: Array,
-    rows: Array, keys: Array, task: _Task, hyper: Hyper, scratch: Scratch, curves: Array,
+    rows: Array, keys: Array, task: _Task, hyper: Hyper, scratch: Scratch, masks: Masks,
+    part: Part, curves: Array,
 ) -> Array:  # fmt: skip
     """Train networks one after the other; return how many epochs each has finished."""
     finished = np.empty(len(rows), np.int64)
@@ -416,8 +504,15 @@ def _train_rows(
             layers, theta[n, :normed], theta[n, normed : 2 * normed],
             scratch.cut, col[n], scratch.outptr, scratch.slot, scratch.target,
         )  # fmt: skip
+        some = _Net(
+            layers, net.scale, net.shift, part.cut, part.col, part.outptr, part.slot, part.target
+        )
+        if len(part.flags):
+            _begin_part(layers, masks, n, ptr[n], col[n], part)
+        scratch.dense[:] = 0  # no trace of the network before
         mine = Hyper(hyper.lr[n], hyper.l1[n], hyper.l2[n], hyper.orthogonal[n])
         finished[i], steps[n] = _train(
-            net, (theta[n], m[n], v[n]), steps[n], keys[i], task, mine, scratch, curves[i]
-        )
+            net, some, n, i, ptr[n], (theta[n], m[n], v[n]), steps[n], keys[i], task, mine,
+            scratch, masks, part, curves[i],
+        )  # fmt: skip
     return finished

@@ -178,6 +178,63 @@ def make_scratch(
     )
 
 
+class Masks(NamedTuple):
+    """Which weights of some networks take part in a step; arrays are empty where all of them do."""
+
+    present: Array  # [networks, weights]: masks that stay as they are
+    degree: Array  # [networks, rows]: of how many inputs a neuron draws a mask at every step, or -1
+    keys: Array  # [networks, layers, steps]: what masks are drawn from, for the networks at hand
+    share: Array  # [networks, layers]: what evaluation multiplies a layer's weights by
+    gradient: Array  # as theta: receives the whole gradient at the last step, for growth by it
+
+    @classmethod
+    def of(cls, kind: np.dtype[Any], **given: Array) -> Masks:
+        """Return masks with empty arrays for what is not given."""
+        none = np.empty((0, 0))
+        return cls(
+            present=given.get("present", none.astype(np.bool_)),
+            degree=given.get("degree", none.astype(np.int64)),
+            keys=given.get("keys", np.empty((0, 0, 0), np.uint32)),
+            share=given.get("share", none),
+            gradient=given.get("gradient", none.astype(kind)),
+        )
+
+
+class Part(NamedTuple):
+    """The weights of a network that take part in a step, listed as if there were no others."""
+
+    flags: Array  # which of all weights they are
+    hashes: Array  # by which a neuron's are chosen
+    ptr: Array
+    col: Array
+    place: Array  # where each is among all weights
+    w: Array
+    grad: Array
+    cut: Array
+    outptr: Array
+    slot: Array
+    target: Array
+
+
+def make_part(architecture: Architecture, theta: Array, masks: Masks) -> Part:
+    """Return room for the weights that take part, none where all do."""
+    some = bool(masks.present.size or masks.degree.size)
+    width, rows = (theta.shape[1], architecture.rows) if some else (0, 0)
+    return Part(
+        flags=np.empty(width, np.bool_),
+        hashes=np.empty(int(architecture.sizes.max()), np.uint32),
+        ptr=np.empty(rows + 1, np.int32),
+        col=np.empty(width, np.int32),
+        place=np.empty(width, np.uint32),
+        w=_aligned((1, width), theta.dtype)[0],
+        grad=_aligned((1, width + GROUP), theta.dtype)[0],
+        cut=np.empty((max(map(blocks, architecture.sizes[:-1])) + 1, rows), np.int64),
+        outptr=np.empty(rows + 1, np.int64),
+        slot=np.empty(width, np.int32),
+        target=np.empty(width, np.int32),
+    )
+
+
 def _aligned(shape: tuple[int, int], kind: np.dtype[Any]) -> Array:
     """Return an array on a boundary of cache lines, so that no vector straddles two."""
     size = shape[0] * shape[1] * kind.itemsize

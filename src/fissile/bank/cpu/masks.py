@@ -1,75 +1,96 @@
-"""DropConnect's masks on a processor: those that the layer draws, without sorting every row."""
+"""Masks in the compiled kernel: DropConnect's draw, and lists of the weights that take part."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import torch
 
-from fissile._common.llvm import compiled
-from fissile._common.random import GOLDEN, hash32
-from fissile._common.shapes import Bool
-from fissile.bank.cpu.layout import Array
-from fissile.layers import DropConnectLinear
-
-_BINS = 256
+from fissile._common.random import GOLDEN
+from fissile.bank.cpu.instructions import compiled, inner
+from fissile.bank.cpu.layout import BLOCK, Array, Part
 
 
-def drawn(layer: DropConnectLinear) -> Bool[torch.Tensor, "networks children inputs"]:
-    """Return the next mask of a stacked layer, the one that its ``draw_mask`` returns.
+@compiled
+def draw(key: Any, first: int, degree: int, hashes: Array, flags: Array) -> None:
+    """Mark the ``degree`` inputs of a neuron with the smallest hashes: ``draw_mask`` of the layer.
 
-    >>> drawn(layer).sum(-1)  # the layer's degree
+    ``first`` is the number of the neuron's first weight in its layer. No two hashes of a key are
+    equal, because mixing can be undone.
     """
-    seed, passes = layer.stream.unbind(-1)
-    keys = hash32(hash32(seed, passes)).numpy().astype(np.uint32)
-    mask = np.empty(layer.weight.shape, np.bool_)
-    _choose(keys, layer.degree.numpy(), mask)
-    layer.stream[..., 1] += 1
-    return torch.from_numpy(mask)
+    for i in range(len(flags)):
+        hashes[i] = _scramble(_scramble(key ^ np.uint32(first + i)))
+    # The border is found bit by bit, from the highest: no more than ``degree`` hashes are below.
+    border, below, bit = np.uint32(0), np.uint32(0), np.uint32(1 << 31)
+    while bit and below != degree:
+        middle, count = np.uint32(border | bit), np.uint32(0)
+        for i in range(len(flags)):
+            count = np.uint32(count + np.uint32(hashes[i] < middle))
+        if count <= degree:
+            border, below = middle, count
+        bit = np.uint32(bit >> np.uint32(1))
+    for i in range(len(flags)):
+        flags[i] = hashes[i] < border or degree == len(flags)
 
 
-@compiled
-def _choose(keys: Array, degree: Array, mask: Array) -> None:
-    """Mark the ``degree`` smallest hashes of every row; of equal ones, the first."""
-    networks, rows, entries = mask.shape
-    hashes, border = np.empty(entries, np.uint32), np.empty(entries, np.int64)
-    counts = np.empty(_BINS, np.int64)
-    for network in range(networks):
-        for row in range(rows):
-            for i in range(entries):
-                hashes[i] = _hash(keys[network], np.uint32(row * entries + i))
-            counts[:] = 0
-            for i in range(entries):
-                counts[hashes[i] >> np.uint32(24)] += 1
-            left, full = degree[network, row], 0  # bins below this one are chosen whole
-            while full < _BINS and counts[full] <= left:
-                left -= counts[full]
-                full += 1
-            waiting = 0  # entries of the bin that is chosen in part, the smallest first
-            for i in range(entries):
-                bin = hashes[i] >> np.uint32(24)
-                mask[network, row, i] = bin < full
-                if bin == full:
-                    k = waiting
-                    while k > 0 and hashes[border[k - 1]] > hashes[i]:
-                        border[k] = border[k - 1]
-                        k -= 1
-                    border[k] = i
-                    waiting += 1
-            for k in range(min(left, waiting)):
-                mask[network, row, border[k]] = True
-
-
-@compiled
-def _hash(key: Any, entry: Any) -> Any:
-    """Mix the two words of an entry's number into a state, as ``hash32`` does."""
-    return _scramble(_scramble(key ^ entry))
-
-
-@compiled
+@inner
 def _scramble(state: Any) -> Any:
+    """Mix a word into a state, as ``fissile._common.random`` does."""
     h = np.uint32(state + np.uint32(GOLDEN))
     h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35))
     return h ^ (h >> np.uint32(16))
+
+
+@inner
+def list_chosen(part: Part, ptr: Array, col: Array, begin: int, end: int) -> None:
+    """List the marked weights of some neurons, and where blocks of inputs cut the lists."""
+    for r in range(begin, end):
+        p, i, last = np.int64(part.ptr[r]), np.int64(ptr[r]), part.ptr[r + 1]
+        part.cut[0, r] = p
+        for block in range(1, len(part.cut)):
+            # A weight that is not marked is written too, and then overwritten: no branch is missed.
+            while p < last and col[i] < block * BLOCK:
+                part.col[p], part.place[p] = col[i], i
+                p += part.flags[i]
+                i += 1
+            part.cut[block, r] = p
+
+
+@inner
+def count_chosen(part: Part, ptr: Array) -> None:
+    """Note where the list of each neuron's marked weights begins."""
+    part.ptr[0] = 0
+    for r in range(len(ptr) - 1):
+        count = 0
+        for i in range(ptr[r], ptr[r + 1]):
+            count += part.flags[i]
+        part.ptr[r + 1] = part.ptr[r] + count
+
+
+@inner
+def take_weights(part: Part, w: Array) -> None:
+    """Copy the weights that take part side by side."""
+    for p in range(part.ptr[len(part.ptr) - 1]):
+        part.w[p] = w[part.place[p]]
+
+
+@inner
+def spread_gradient(part: Part, grad: Array, start: int) -> None:
+    """Write the gradient of what takes part out; weights, from ``start`` on, have else none."""
+    for i in range(start):
+        grad[i] = part.grad[i]
+    for i in range(start, len(grad)):
+        grad[i] = 0
+    for p in range(part.ptr[len(part.ptr) - 1]):
+        grad[start + part.place[p]] = part.grad[start + p]
+
+
+@inner
+def cut_gradient(part: Part, grad: Array, start: int) -> None:
+    """Set the gradient of the weights that do not take part to zero."""
+    for i in range(start):
+        part.grad[i] = grad[i]
+    for p in range(part.ptr[len(part.ptr) - 1]):
+        part.grad[start + p] = grad[start + part.place[p]]
+    spread_gradient(part, grad, start)

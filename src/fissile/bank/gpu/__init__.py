@@ -33,7 +33,7 @@ from fissile.bank.stack import (
     write,
 )
 from fissile.bank.step import BETA1, BETA2
-from fissile.layers import SparseLinear
+from fissile.layers import DropConnectLinear, SparseLinear
 
 if TYPE_CHECKING:
     from fissile.bank.engines import OnEpochs
@@ -194,6 +194,8 @@ def can(stack: Stack) -> bool:
     if sum(len(data.x) for data in stack.data) * stack.data[0].inputs >= 2**31:
         return False  # the kernel counts entries in 32 bits
     first, second = linear_layers(stack.module)
+    if isinstance(first, DropConnectLinear):
+        return False
     return fits(first.out_features, first.in_features, second.out_features)
 
 
