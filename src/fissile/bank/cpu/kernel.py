@@ -382,9 +382,7 @@ def _accuracy(net: _Net, b: Array, w: Array, test: Samples, scratch: Scratch) ->
 
 
 @inner
-def _begin_part(
-    layers: Architecture, masks: Masks, n: int, ptr: Array, col: Array, part: Part
-) -> None:
+def _begin_part(net: _Net, masks: Masks, n: int, ptr: Array, part: Part) -> None:
     """List the weights that take part; where masks are drawn, the first so many of a neuron."""
     for i in range(ptr[len(ptr) - 1]):
         part.flags[i] = len(masks.present) == 0 or masks.present[n, i]
@@ -393,27 +391,25 @@ def _begin_part(
             for i in range(ptr[r], ptr[r + 1]):
                 part.flags[i] = i - ptr[r] < masks.degree[n, r]
     count_chosen(part, ptr)
-    list_chosen(part, ptr, col, 0, len(ptr) - 1)
-    _fill_outgoing(layers, part.ptr, part.col, part)
+    list_chosen(part, net.cut, net.col, 0, len(ptr) - 1)
+    _fill_outgoing(net.layers, part.ptr, part.col, part)
 
 
 @inner
-def _draw_masks(
-    layers: Architecture, degree: Array, keys: Array, step: int, ptr: Array, col: Array, part: Part
-) -> None:
+def _draw_masks(net: _Net, degree: Array, keys: Array, step: int, ptr: Array, part: Part) -> None:
     """Draw the masks of a step and list the weights that take part in it."""
     row, behind = 0, False
-    for layer in range(len(layers.relu)):
-        end = row + layers.sizes[layer + 1]
+    for layer in range(len(net.layers.relu)):
+        end = row + net.layers.sizes[layer + 1]
         if degree[row] >= 0:
             for r in range(row, end):
                 flags = part.flags[ptr[r] : ptr[r + 1]]
                 draw(keys[layer, step], (r - row) * len(flags), degree[r], part.hashes, flags)
-            list_chosen(part, ptr, col, row, end)
+            list_chosen(part, net.cut, net.col, row, end)
             behind = behind or layer > 0
         row = end
     if behind:  # of the first layer, nobody asks what comes from where
-        _fill_outgoing(layers, part.ptr, part.col, part)
+        _fill_outgoing(net.layers, part.ptr, part.col, part)
 
 
 @inner
@@ -453,9 +449,7 @@ def _train(
             asked = len(masks.gradient) > 0 and begin + size == task.end
             in_part = (drawn or masked) and not asked
             if drawn:
-                _draw_masks(
-                    net.layers, masks.degree[n], masks.keys[i], step - begun, ptr, net.col, part
-                )
+                _draw_masks(net, masks.degree[n], masks.keys[i], step - begun, ptr, part)
             if in_part:
                 take_weights(part, w)
             now, values, to = (some, part.w, part.grad) if in_part else (net, w, grad)
@@ -508,7 +502,7 @@ def _train_rows(
             layers, net.scale, net.shift, part.cut, part.col, part.outptr, part.slot, part.target
         )
         if len(part.flags):
-            _begin_part(layers, masks, n, ptr[n], col[n], part)
+            _begin_part(net, masks, n, ptr[n], part)
         scratch.dense[:] = 0  # no trace of the network before
         mine = Hyper(hyper.lr[n], hyper.l1[n], hyper.l2[n], hyper.orthogonal[n])
         finished[i], steps[n] = _train(

@@ -225,7 +225,7 @@ def make_part(architecture: Architecture, theta: Array, masks: Masks) -> Part:
         hashes=np.empty(int(architecture.sizes.max()), np.uint32),
         ptr=np.empty(rows + 1, np.int32),
         col=np.empty(width, np.int32),
-        place=np.empty(width, np.uint32),
+        place=np.empty(width + 1, np.uint32),
         w=_aligned((1, width), theta.dtype)[0],
         grad=_aligned((1, width + GROUP), theta.dtype)[0],
         cut=np.empty((max(map(blocks, architecture.sizes[:-1])) + 1, rows), np.int64),

@@ -8,7 +8,7 @@ import numpy as np
 
 from fissile._common.random import GOLDEN
 from fissile.bank.cpu.instructions import compiled, inner
-from fissile.bank.cpu.layout import BLOCK, Array, Part
+from fissile.bank.cpu.layout import Array, Part
 
 
 @compiled
@@ -43,18 +43,22 @@ def _scramble(state: Any) -> Any:
 
 
 @inner
-def list_chosen(part: Part, ptr: Array, col: Array, begin: int, end: int) -> None:
-    """List the marked weights of some neurons, and where blocks of inputs cut the lists."""
+def list_chosen(part: Part, cut: Array, col: Array, begin: int, end: int) -> None:
+    """List the marked weights of some neurons; ``cut`` is where blocks cut the list of all."""
+    last = part.ptr[end]
+    behind = part.place[last]
     for r in range(begin, end):
-        p, i, last = np.int64(part.ptr[r]), np.int64(ptr[r]), part.ptr[r + 1]
+        p = np.uint64(part.ptr[r])
         part.cut[0, r] = p
-        for block in range(1, len(part.cut)):
-            # A weight that is not marked is written too, and then overwritten: no branch is missed.
-            while p < last and col[i] < block * BLOCK:
-                part.col[p], part.place[p] = col[i], i
-                p += part.flags[i]
-                i += 1
+        for block in range(1, len(cut)):
+            # What is not marked is written too, and then overwritten: no branch is predicted wrong.
+            for i in range(cut[block - 1, r], cut[block, r]):
+                part.place[p] = i
+                p = np.uint64(p + np.uint64(part.flags[i]))
             part.cut[block, r] = p
+    part.place[last] = behind
+    for p in range(part.ptr[begin], last):
+        part.col[p] = col[part.place[p]]
 
 
 @inner
@@ -78,12 +82,13 @@ def take_weights(part: Part, w: Array) -> None:
 @inner
 def spread_gradient(part: Part, grad: Array, start: int) -> None:
     """Write the gradient of what takes part out; weights, from ``start`` on, have else none."""
+    weights, mine = grad[start:], part.grad[start:]
     for i in range(start):
         grad[i] = part.grad[i]
-    for i in range(start, len(grad)):
-        grad[i] = 0
+    for i in range(len(weights)):
+        weights[i] = 0
     for p in range(part.ptr[len(part.ptr) - 1]):
-        grad[start + part.place[p]] = part.grad[start + p]
+        weights[part.place[p]] = mine[p]
 
 
 @inner
@@ -92,5 +97,5 @@ def cut_gradient(part: Part, grad: Array, start: int) -> None:
     for i in range(start):
         part.grad[i] = grad[i]
     for p in range(part.ptr[len(part.ptr) - 1]):
-        part.grad[start + p] = grad[start + part.place[p]]
+        part.grad[start + p] = grad[start + np.int64(part.place[p])]
     spread_gradient(part, grad, start)
