@@ -20,6 +20,7 @@ from fissile._common.errors import FissileError, whole
 from fissile.lab.compute import compute
 from fissile.lab.store import Provenance, Time
 from fissile.lab.trial import (
+    Arm,
     Boolean,
     Contender,
     Features,
@@ -111,7 +112,7 @@ def kind_of(work: Work) -> str:
         return "embedded" if work.embedding else "boolean"
     if isinstance(work.task, Images):
         return "images"
-    if work.arm.split in ("dropconnect", "dynamic"):  # which no fast engine trains
+    if work.arm.split in ("dropconnect", "dynamic"):  # whose masks change
         return work.arm.split
     return "deep" if work.depth > 2 else "classifier"
 
@@ -157,7 +158,8 @@ def calibrated(work: Work, device: str = "cpu") -> Rate | None:
             small = replace(work, task=Features("generated"), epochs=2 * size)
         else:
             task = work.task if isinstance(work.task, Boolean) else Features("generated")
-            small = replace(work, task=task, warm_up=1, fine_tune=size)
+            arm = Arm() if work.arm.split == "converged" else work.arm  # which has no set length
+            small = replace(work, task=task, arm=arm, warm_up=1, fine_tune=size)
         batch = [replace(small, number=number) for number in range(_BESIDE)]
         begin = time.perf_counter()
         compute(batch, device)

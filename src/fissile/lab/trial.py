@@ -286,8 +286,10 @@ class Trial(Keyed):
         inputs = prod(task.entry.shape)
         weights = inputs * hidden + (self.depth - 2) * hidden**2 + hidden * task.outputs
         if self.arm.split == "dropconnect":
-            return 1.4e-7 * alpha * inputs * hidden
-        if self.depth > 2 or self.arm.split == "dynamic":
+            return 2.5e-5 + 1.5e-9 * alpha * inputs * hidden
+        if self.arm.split == "dynamic":
+            return 5e-5 + 1e-9 * weights * (1 + alpha)
+        if self.depth > 2:
             return 1e-4 + 2e-9 * weights * (1 + alpha)
         return 2e-5 + 2.0e-9 * weights + 0.7e-9 * hidden * alpha * task.outputs
 

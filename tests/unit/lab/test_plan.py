@@ -102,6 +102,21 @@ def test_small_trials_give_a_rate_without_data(work, monkeypatch):
     assert calibrated(work).seconds > 0
 
 
+def test_networks_are_not_trained_until_they_converge(monkeypatch):
+    works = []
+
+    def computed(batch, device):
+        works.extend(batch)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(module, "_ENOUGH", 0.01)
+    monkeypatch.setattr(module, "compute", computed)
+    converged = Trial(CLIP, arm=Arm("converged"))
+    assert kind_of(converged) == "classifier"
+    assert calibrated(converged).seconds > 0
+    assert {work.arm for work in works} == {Arm()}
+
+
 def test_what_cannot_be_tried_is_unknown():
     assert calibrated(Trial(Images())) is None
     assert calibrated(Trial(TINY), "cuda") is None  # there is none here

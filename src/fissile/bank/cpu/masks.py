@@ -57,8 +57,8 @@ def list_chosen(part: Part, cut: Array, col: Array, begin: int, end: int) -> Non
                 p = np.uint64(p + np.uint64(part.flags[i]))
             part.cut[block, r] = p
     part.place[last] = behind
-    for p in range(part.ptr[begin], last):
-        part.col[p] = col[part.place[p]]
+    for k in range(part.ptr[begin], last):
+        part.col[k] = col[part.place[k]]
 
 
 @inner
