@@ -1,8 +1,9 @@
-"""The bank on a GPU: one program trains one small network and keeps all of it on chip.
+"""The bank on a GPU: a few programs train a network, step after step, without leaving the kernel.
 
-A network here is ``z = W2 · relu(W1 x + b1) + b2`` with a few hundred to a few thousand weights,
-trained as :func:`fissile.bank.loop.fit` does. The result is the same alone and in company, to the
-bit where the launches have the same settings. Only :func:`train` needs Triton.
+A network here is ``z = W2 · relu(W1 x + b1) + b2``, trained as :func:`fissile.bank.loop.fit` does.
+With a few thousand weights one program keeps all of it on chip (:func:`train`); larger ones, with
+several outputs, lie in device memory and are walked through in blocks (:func:`walk`). The result is
+the same alone and in company, to the bit where the launches have the same settings.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ _MOST_WEIGHTS = 8192
 _MOST_CLASSES = 128
 #: Beyond, a batch no longer fits beside the weights, and the kernel lost its lead when tried.
 _MOST_INPUTS = 256
+#: Samples (of a test set), inputs and hidden neurons of a block of :func:`walk`.
+_ROWS, _INPUTS, _HIDDEN = 64, 64, 64
+#: Most programs of a network: beyond, they wait for each other longer than they save.
+_MOST_PROGRAMS = 8
+_MOST_OUTPUTS = 256
+_MOST_BATCH = 128
 #: Seconds of work in one launch: as long as Ctrl-C may have to wait.
 _SLICE = 0.5
 
@@ -94,7 +101,7 @@ class Curves:
 
 
 def fits(hidden: int, inputs: int, outputs: int) -> bool:
-    """Return whether a network of these sizes is one the kernel is meant for."""
+    """Return whether a network of these sizes fits on chip."""
     h, d, c = padded(hidden, inputs, outputs)
     return d <= _MOST_INPUTS and h * max(d, c) <= _MOST_WEIGHTS and c <= _MOST_CLASSES
 
@@ -148,6 +155,86 @@ def train(
     return curves
 
 
+def walk(
+    networks: Networks, data: DataSets, keys: Tensor, *, batch: int = 64,
+    programs: int | None = None, precision: str = "tf32x3", num_warps: int = 8,
+    num_stages: int = 2,
+) -> Curves:  # fmt: skip
+    """Train as :func:`train` does, in one launch for every epoch, networks of several outputs.
+
+    Inputs and hidden neurons fill whole blocks (:func:`blocks`). All programs of a launch wait for
+    their partners, so all must find room on the GPU at once, unless ``programs`` is 1.
+    """
+    from fissile.bank.gpu.blocked import epoch_kernel, guess_kernel
+
+    count, hidden, inputs = networks.w1.shape
+    outputs, samples, epochs = networks.w2.shape[1], data.x.shape[1], keys.shape[1]
+    tests, steps = data.xt.shape[1], -(-samples // batch)
+    programs = programs or _programs(count, inputs, networks.w1.device)
+    bits, shift = order_shape(samples)
+    state = [networks.w1, networks.b1, networks.w2, networks.b2, *networks.m, *networks.v]
+    mask1, mask2 = (networks.w1 if m is None else m for m in (networks.mask1, networks.mask2))
+    shape = {
+        "D": inputs, "H": hidden, "C": outputs, "CP": padded(1, 1, outputs)[2], "DB": _INPUTS,
+        "HB": min(_HIDDEN, hidden), "PRECISION": precision, "num_warps": num_warps,
+        "num_stages": num_stages,
+    }  # fmt: skip
+    rows = max(_LEAST_INNER, _power_of_two(batch))
+    sums = networks.w1.new_empty(count, 2, programs, rows, hidden)
+    right = torch.empty(count, -(-tests // _ROWS), dtype=torch.int32, device=sums.device)
+    betas = torch.tensor([BETA1, BETA2], dtype=torch.float64, device=sums.device)
+    alive = torch.ones(count, dtype=torch.bool, device=sums.device)
+    finished, losses, corrects = torch.zeros_like(alive, dtype=torch.int32), [], []
+    for epoch in range(epochs):
+        before = [part.clone() for part in state]
+        own = list(state)  # where a kernel writes what other programs still read, they have copies
+        for i in (1, 3, 5, 7, 9, 11):
+            own[i] = torch.stack([state[i]] * programs, 1)
+        own[2] = torch.stack([state[2]] * 2)
+        loss, met = sums.new_empty(count), torch.zeros_like(finished)
+        powers = betas ** (networks.step + epoch * steps).double().unsqueeze(-1)
+        together = {"launch_cooperative_grid": True} if programs > 1 else {}
+        with torch.cuda.device_of(sums):
+            epoch_kernel[(count, programs)](
+                *own, mask1, mask2, powers, networks.lr, networks.l1, networks.l2, data.x, data.y,
+                data.which, keys[:, epoch].contiguous(), sums, met, loss,
+                N=samples, BITS=bits, SHIFT=shift, B=batch, ROWS=rows, PROGRAMS=programs,
+                MASK1=networks.mask1 is not None, MASK2=networks.mask2 is not None,
+                **shape, **together,
+            )  # fmt: skip
+            state[2].copy_(own[2][steps % 2])
+            for i in (1, 3, 5, 7, 9, 11):
+                state[i].copy_(own[i][:, 0])
+            for part in (loss, *state[:4]):
+                alive &= part.view(count, -1).isfinite().all(1)
+            for now, then in zip(state, before, strict=True):
+                now.copy_(torch.where(alive.view(-1, *[1] * (now.ndim - 1)), now, then))
+            guess_kernel[(count, right.shape[1])](
+                *state[:4], data.xt, data.yt, data.which, right, N=tests, ROWS=_ROWS, **shape
+            )
+        finished += alive
+        losses.append(loss.masked_fill(~alive, torch.nan))
+        corrects.append(right.sum(1, dtype=torch.int32).masked_fill(~alive, -1))
+    networks.step.add_(finished * steps)
+    return Curves(torch.stack(losses, 1), torch.stack(corrects, 1), finished)
+
+
+def blocks(hidden: int, inputs: int) -> tuple[int, int]:
+    """Return the sizes filled up to whole blocks, as :func:`walk` takes them."""
+    wide = max(_LEAST_INNER, _power_of_two(hidden)) if hidden < _HIDDEN else _HIDDEN
+    even = 2 * _INPUTS  # for two programs to share
+    return -(-hidden // wide) * wide, -(-inputs // even) * even
+
+
+def _programs(count: int, inputs: int, device: torch.device) -> int:
+    """Return how many programs share a network, so that all of them fill the GPU once."""
+    if device.type != "cuda":
+        return 1  # Triton's interpreter runs them one after another
+    room = torch.cuda.get_device_properties(device).multi_processor_count // count
+    pieces = inputs // _INPUTS
+    return max(n for n in range(1, _MOST_PROGRAMS + 1) if pieces % n == 0 and n <= max(1, room))
+
+
 def padded(
     hidden: int, inputs: int, outputs: int, orthogonal: bool = False
 ) -> tuple[int, int, int]:
@@ -182,7 +269,7 @@ def _power_of_two(size: int) -> int:
 
 
 def can(stack: Stack) -> bool:
-    """Return whether the kernel can train a stack: one hidden ReLU layer that fits on chip."""
+    """Return whether a kernel can train a stack: it has one hidden ReLU layer."""
     if importlib.util.find_spec("triton") is None or not isinstance(stack.arm, Dense | Expand):
         return False
     if stages(stack.module) != [Stage(relu=True), Stage()] or any(
@@ -193,6 +280,14 @@ def can(stack: Stack) -> bool:
         return False
     if sum(len(data.x) for data in stack.data) * stack.data[0].inputs >= 2**31:
         return False  # the kernel counts entries in 32 bits
+    return _on_chip(stack) or (
+        1 < linear_layers(stack.module)[1].out_features <= _MOST_OUTPUTS
+        and stack.batch <= _MOST_BATCH
+        and not _orthogonal(stack)
+    )
+
+
+def _on_chip(stack: Stack) -> bool:
     first, second = linear_layers(stack.module)
     if isinstance(first, DropConnectLinear):
         return False
@@ -237,8 +332,10 @@ def _orthogonal(stack: Stack) -> bool:
 def _tile(stack: Stack) -> tuple[int, int]:
     """Return the hidden neurons and inputs of the tiles a stack is computed in."""
     first, second = linear_layers(stack.module)
-    sizes = first.out_features, first.in_features, second.out_features
-    return padded(*sizes, _orthogonal(stack))[:2]
+    sizes = first.out_features, first.in_features
+    if not _on_chip(stack):
+        return blocks(*sizes)
+    return padded(*sizes, second.out_features, _orthogonal(stack))[:2]
 
 
 class _Job:
@@ -262,7 +359,8 @@ class _Job:
         begin = time.perf_counter()
         try:
             keys = order_keys(self.seeds.unsqueeze(-1), numbers).contiguous()
-            curves = train(self.networks, self.data, keys, batch=self.stacks[0].batch)
+            kernel = train if _on_chip(self.stacks[0]) else walk
+            curves = kernel(self.networks, self.data, keys, batch=self.stacks[0].batch)
             finished = curves.finished.cpu()
         except BaseException:
             self._restore(before, torch.ones_like(alive))

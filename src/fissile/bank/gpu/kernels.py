@@ -32,11 +32,11 @@ def _scrambled(position, m0, a0, m1, a1, m2, a2, m3, a3, BITS: tl.constexpr, SHI
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _samples(  # type: ignore[no-untyped-def]
-    x, y, position, m0, a0, m1, a1, m2, a2, m3, a3,
-    N: tl.constexpr, BITS: tl.constexpr, SHIFT: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+def _place(  # type: ignore[no-untyped-def]
+    position, m0, a0, m1, a1, m2, a2, m3, a3, N: tl.constexpr, BITS: tl.constexpr,
+    SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Read the samples at some positions of the order: inputs (rows, DP) and targets (rows,)."""
+    """Return the samples at some positions of the order."""
     # What is beyond the end reads the first sample: a position within always ends within.
     position = tl.where(position < N, position, 0).to(tl.uint32)
     place = _scrambled(position, m0, a0, m1, a1, m2, a2, m3, a3, BITS, SHIFT)
@@ -46,7 +46,16 @@ def _samples(  # type: ignore[no-untyped-def]
             for _ in tl.static_range(4):
                 again = _scrambled(place, m0, a0, m1, a1, m2, a2, m3, a3, BITS, SHIFT)
                 place = tl.where(place >= N, again, place)
-    sample = place.to(tl.int32)
+    return place.to(tl.int32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _samples(  # type: ignore[no-untyped-def]
+    x, y, position, m0, a0, m1, a1, m2, a2, m3, a3,
+    N: tl.constexpr, BITS: tl.constexpr, SHIFT: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """Read the samples at some positions of the order: inputs (rows, DP) and targets (rows,)."""
+    sample = _place(position, m0, a0, m1, a1, m2, a2, m3, a3, N, BITS, SHIFT)
     d = tl.arange(0, DP)
     at = sample[:, None] * D + d[None, :]
     inputs = tl.load(x + at, mask=d[None, :] < D, other=0) if D != DP else tl.load(x + at)
