@@ -48,8 +48,9 @@ _MOST_WEIGHTS = 8192
 _MOST_CLASSES = 128
 #: Beyond, a batch no longer fits beside the weights, and the kernel lost its lead when tried.
 _MOST_INPUTS = 256
-#: Samples (of a test set), inputs and hidden neurons of a block of :func:`walk`.
-_ROWS, _INPUTS, _HIDDEN = 64, 64, 64
+#: Samples, inputs and hidden neurons of a block of :func:`walk`. Triton 3.6 compiles products of
+#: more than 32 rows to wrong addresses where a program has 8 warps.
+_TILE, _INPUTS, _HIDDEN = 32, 64, 32
 #: Most programs of a network: beyond, they wait for each other longer than they save.
 _MOST_PROGRAMS = 8
 _MOST_OUTPUTS = 256
@@ -162,8 +163,8 @@ def walk(
 ) -> Curves:  # fmt: skip
     """Train as :func:`train` does, in one launch for every epoch, networks of several outputs.
 
-    Inputs and hidden neurons fill whole blocks (:func:`blocks`). All programs of a launch wait for
-    their partners, so all must find room on the GPU at once, unless ``programs`` is 1.
+    Inputs and hidden neurons fill whole blocks (:func:`blocks`). The programs of a network wait for
+    each other, so all of a launch must find room on the GPU at once, unless ``programs`` is 1.
     """
     from fissile.bank.gpu.blocked import epoch_kernel, guess_kernel
 
@@ -173,50 +174,55 @@ def walk(
     programs = programs or _programs(count, inputs, networks.w1.device)
     bits, shift = order_shape(samples)
     state = [networks.w1, networks.b1, networks.w2, networks.b2, *networks.m, *networks.v]
-    mask1, mask2 = (networks.w1 if m is None else m for m in (networks.mask1, networks.mask2))
+    masks = [networks.w1 if m is None else m for m in (networks.mask1, networks.mask2)]
+    for mask, held in zip(masks, (state[::4], state[2::4]), strict=True):
+        if mask is not networks.w1:
+            for part in held:
+                part.masked_fill_(mask == 0, 0)
+    rows, classes = max(_LEAST_INNER, _power_of_two(batch)), padded(1, 1, outputs)[2]
     shape = {
-        "D": inputs, "H": hidden, "C": outputs, "CP": padded(1, 1, outputs)[2], "DB": _INPUTS,
+        "D": inputs, "H": hidden, "C": outputs, "CP": classes, "DB": _INPUTS,
         "HB": min(_HIDDEN, hidden), "PRECISION": precision, "num_warps": num_warps,
         "num_stages": num_stages,
     }  # fmt: skip
-    rows = max(_LEAST_INNER, _power_of_two(batch))
-    sums = networks.w1.new_empty(count, 2, programs, rows, hidden)
-    right = torch.empty(count, -(-tests // _ROWS), dtype=torch.int32, device=sums.device)
-    betas = torch.tensor([BETA1, BETA2], dtype=torch.float64, device=sums.device)
-    alive = torch.ones(count, dtype=torch.bool, device=sums.device)
-    finished, losses, corrects = torch.zeros_like(alive, dtype=torch.int32), [], []
+    new, device = networks.w1.new_empty, networks.w1.device
+    # What the programs of a network tell each other in a step.
+    sums, values, da = new(count, programs, hidden, rows), *new(2, count, hidden, rows)
+    dz = new(count, rows, classes)
+    targets = torch.empty(count, programs, rows, dtype=torch.int32, device=device)
+    losses, loss = new(count, epochs), new(count, programs)
+    corrects = torch.empty(count, epochs, dtype=torch.int32, device=device)
+    right = torch.empty(count, -(-tests // _TILE), dtype=torch.int32, device=device)
+    betas = torch.tensor([BETA1, BETA2], dtype=torch.float64, device=device)
+    alive = torch.ones(count, dtype=torch.bool, device=device)
+    finished = torch.zeros_like(alive, dtype=torch.int32)
+    together = {"launch_cooperative_grid": True} if programs > 1 else {}
     for epoch in range(epochs):
         before = [part.clone() for part in state]
-        own = list(state)  # where a kernel writes what other programs still read, they have copies
-        for i in (1, 3, 5, 7, 9, 11):
-            own[i] = torch.stack([state[i]] * programs, 1)
-        own[2] = torch.stack([state[2]] * 2)
-        loss, met = sums.new_empty(count), torch.zeros_like(finished)
         powers = betas ** (networks.step + epoch * steps).double().unsqueeze(-1)
-        together = {"launch_cooperative_grid": True} if programs > 1 else {}
         with torch.cuda.device_of(sums):
             epoch_kernel[(count, programs)](
-                *own, mask1, mask2, powers, networks.lr, networks.l1, networks.l2, data.x, data.y,
-                data.which, keys[:, epoch].contiguous(), sums, met, loss,
+                *state, *masks, powers, networks.lr, networks.l1, networks.l2, data.x, data.y,
+                data.which, keys[:, epoch].contiguous(), sums, values, da, dz, targets,
+                torch.zeros_like(finished), loss,
                 N=samples, BITS=bits, SHIFT=shift, B=batch, ROWS=rows, PROGRAMS=programs,
+                TILE=max(_LEAST_INNER, min(_TILE, rows // programs)),
                 MASK1=networks.mask1 is not None, MASK2=networks.mask2 is not None,
                 **shape, **together,
             )  # fmt: skip
-            state[2].copy_(own[2][steps % 2])
-            for i in (1, 3, 5, 7, 9, 11):
-                state[i].copy_(own[i][:, 0])
+            losses[:, epoch] = loss.sum(1)
             for part in (loss, *state[:4]):
                 alive &= part.view(count, -1).isfinite().all(1)
             for now, then in zip(state, before, strict=True):
                 now.copy_(torch.where(alive.view(-1, *[1] * (now.ndim - 1)), now, then))
             guess_kernel[(count, right.shape[1])](
-                *state[:4], data.xt, data.yt, data.which, right, N=tests, ROWS=_ROWS, **shape
+                *state[:4], data.xt, data.yt, data.which, right, N=tests, ROWS=_TILE, **shape
             )
         finished += alive
-        losses.append(loss.masked_fill(~alive, torch.nan))
-        corrects.append(right.sum(1, dtype=torch.int32).masked_fill(~alive, -1))
+        losses[:, epoch].masked_fill_(~alive, torch.nan)
+        corrects[:, epoch] = right.sum(1).masked_fill(~alive, -1)
     networks.step.add_(finished * steps)
-    return Curves(torch.stack(losses, 1), torch.stack(corrects, 1), finished)
+    return Curves(losses, corrects, finished)
 
 
 def blocks(hidden: int, inputs: int) -> tuple[int, int]:

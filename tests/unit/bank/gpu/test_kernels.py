@@ -1,4 +1,4 @@
-"""The kernel of the bank against the plain loop; without a GPU, in Triton's interpreter."""
+"""The kernels of the bank against the plain loop; without a GPU, in Triton's interpreter."""
 
 import copy
 from dataclasses import dataclass, fields
@@ -110,7 +110,10 @@ def keys_of(trials, epochs, start=0):
 
 def launch(networks, sets, trials, epochs, **options):
     options = {"batch": trials[0].recipe.batch} | options
-    return gpu.train(networks, data_of(sets, trials), keys_of(trials, epochs), **options)
+    inputs, hidden = networks.w1.shape[2], networks.w1.shape[1]
+    # Sizes of whole blocks are those of networks that are walked through.
+    kernel = gpu.walk if gpu.blocks(hidden, inputs) == (hidden, inputs) else gpu.train
+    return kernel(networks, data_of(sets, trials), keys_of(trials, epochs), **options)
 
 
 def tensors_of(networks):
@@ -162,6 +165,10 @@ CASES = {
     "orthogonal": {"sizes": [20, 8, 1], "orthogonal": 0.1},
     "orthogonal, expanded": {"sizes": [20, 8, 3], "orthogonal": 0.1, "alpha": 2},
     "batches that fill no chunk": {"sizes": [20, 8, 1], "batch": 24},
+    "walked": {"sizes": [128, 16, 3]},
+    "walked, two blocks of neurons, several data sets": {"sizes": [128, 64, 5], "sets": 3},
+    "walked, expanded": {"sizes": [128, 16, 3], "alpha": 2},
+    "walked, batches that fill no block": {"sizes": [256, 16, 3], "batch": 24},
 }
 
 
@@ -169,7 +176,8 @@ CASES = {
 @pytest.mark.parametrize(
     ("case", "samples", "options"),
     [
-        *((case, 45, {"chunk": 16}) for case in CASES),  # the last batch is smaller
+        # The last batch is smaller.
+        *((case, 45, {} if "walked" in case else {"chunk": 16}) for case in CASES),
         ("one output", 32, {}),  # no position lands beyond the samples
         ("three outputs", 32, {}),
     ],
@@ -225,9 +233,9 @@ def test_a_launch_goes_on_where_another_stopped():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [[20, 6, 1], [20, 6, 3]])
+@pytest.mark.parametrize("sizes", [[20, 6, 1], [20, 6, 3], [128, 16, 3]])
 def test_weights_that_do_not_exist_stay_zero(sizes):
-    trials = make_trials(3, sizes, alpha=2, orthogonal=0.1)
+    trials = make_trials(3, sizes, alpha=2, orthogonal=0.1 if sizes[1] == 6 else 0.0)
     networks = stack(trials)
     # Even a stack that was not cleaned: nothing of it may leak in.
     for weight, mask, i in ((networks.w1, networks.mask1, 0), (networks.w2, networks.mask2, 2)):
@@ -257,7 +265,7 @@ def part(networks, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [[20, 7, 1], [20, 7, 3]])
+@pytest.mark.parametrize("sizes", [[20, 7, 1], [20, 7, 3], [128, 16, 3]])
 def test_a_network_is_the_same_alone_and_in_company(sizes):
     trials = make_trials(3, sizes, sets=2)
     sets = make_sets(2, 45, 37, sizes[0], sizes[-1])
@@ -272,7 +280,7 @@ def test_a_network_is_the_same_alone_and_in_company(sizes):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, and it complains
-@pytest.mark.parametrize("sizes", [[20, 8, 1], [20, 8, 3]])
+@pytest.mark.parametrize("sizes", [[20, 8, 1], [20, 8, 3], [128, 16, 3]])
 def test_a_network_that_diverges_stops_at_its_last_finished_epoch(sizes):
     trials, sets = make_trials(4, sizes), make_sets(1, 45, 37, sizes[0], sizes[-1])
     calm = stack(trials)
