@@ -19,7 +19,7 @@ import triton.language as tl
 from fissile.bank.gpu.kernels import _BETA1, _BETA2, _adam, _loss, _place
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _meet(counter, goal, PROGRAMS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Wait until all programs of the network are here; what they have written is seen from now."""
     tl.debug_barrier()
@@ -28,6 +28,24 @@ def _meet(counter, goal, PROGRAMS: tl.constexpr):  # type: ignore[no-untyped-def
         while here < goal:
             here = tl.atomic_add(counter, 0, sem="acquire")
         tl.debug_barrier()
+
+
+@triton.jit
+def _halves(a):  # type: ignore[no-untyped-def]
+    """Cut float32 numbers into the bits that a tensor core reads, and the rest."""
+    high = (a.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    return high, a - high
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _dot(a, b, total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a @ b + total: of three TF32 products, exact to about 21 bits, or of one."""
+    if PRECISION == "tf32x3":
+        a, a_low = _halves(a)
+        b, b_low = _halves(b)
+        total = tl.dot(a_low, b, total, input_precision="tf32")
+        total = tl.dot(a, b_low, total, input_precision="tf32")
+    return tl.dot(a, b, total, input_precision="tf32")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -43,7 +61,7 @@ def _product(  # type: ignore[no-untyped-def]
         at = first + number * DB + d
         weight = tl.load(w1 + hidden[:, None] * D + at[None, :])
         block = tl.load(x + sample[None, :] * D + at[:, None]).to(tl.float32)
-        total = tl.dot(weight, block, total, input_precision=PRECISION)
+        total = _dot(weight, block, total, PRECISION)
     return total
 
 
@@ -132,7 +150,7 @@ def epoch_kernel(  # type: ignore[no-untyped-def]
                 tl.store(hidden_ + at_some, value, there[:, None])
                 at_w2 = c[None, :] * H + (block + h)[:, None]
                 weight = tl.load(w2_ + at_w2, c[None, :] < C, other=0.0, cache_modifier=".cg")
-                z = tl.dot(value, weight, z, input_precision=PRECISION)
+                z = _dot(value, weight, z, PRECISION)
             loss, dz = _loss(z, tl.load(target_ + row, there, other=0), real, share, C, CP)
             loss_of_row += tl.where(real, loss, 0.0)
             tl.store(dz_ + row[:, None] * CP + c[None, :], dz, there[:, None])
@@ -140,7 +158,7 @@ def epoch_kernel(  # type: ignore[no-untyped-def]
             for block in range(0, H, HB):
                 at_w2 = c[None, :] * H + (block + h)[:, None]
                 weight = tl.load(w2_ + at_w2, c[None, :] < C, other=0.0, cache_modifier=".cg")
-                dh = tl.dot(dz, tl.trans(weight), input_precision=PRECISION)
+                dh = _dot(dz, tl.trans(weight), tl.zeros((TILE, HB), tl.float32), PRECISION)
                 at_some = (block + h)[None, :] * ROWS + row[:, None]
                 value = tl.load(hidden_ + at_some, there[:, None], other=0.0, cache_modifier=".cg")
                 tl.store(da_ + at_some, tl.where(value > 0, dh, 0.0), there[:, None])
@@ -159,24 +177,20 @@ def epoch_kernel(  # type: ignore[no-untyped-def]
             for block in range(0, H, HB):
                 at_hidden = (block + h)[:, None] * ROWS + rows[None, :]
                 hidden = tl.load(hidden_ + at_hidden, cache_modifier=".cg")
-                g = tl.dot(hidden, my_dz, input_precision=PRECISION)
+                g = _dot(hidden, my_dz, tl.zeros((HB, some), tl.float32), PRECISION)
                 at_mine, here = mine[None, :] * H + (block + h)[:, None], is_mine[None, :]
                 _step(w2_, m_w2_, v_w2_, at_mine, g, here, mask2_, 0.0, l2, rate, spread, MASK2)
         for block in range(0, H, HB):
             da = tl.load(da_ + (block + h)[:, None] * ROWS + rows[None, :], cache_modifier=".cg")
             if (block // HB) % PROGRAMS == part:
                 g_b1 = tl.sum(da, axis=1)
-                _step(
-                    b1_, m_b1_, v_b1_, block + h, g_b1, h < HB, b1_, 0.0, l2, rate, spread, False
-                )
+                _step(b1_, m_b1_, v_b1_, block + h, g_b1, h < HB, b1_, 0.0, l2, rate, spread, False)
             for number in range(count):
                 inputs = first + number * DB + d
                 samples = tl.load(x + sample[:, None] * D + inputs[None, :]).to(tl.float32)
-                g_w1 = tl.dot(da, samples, input_precision=PRECISION)
+                g_w1 = _dot(da, samples, tl.zeros((HB, DB), tl.float32), PRECISION)
                 at_w1, here_too = (block + h)[:, None] * D + inputs[None, :], (h < HB)[:, None]
-                _step(
-                    w1_, m_w1_, v_w1_, at_w1, g_w1, here_too, mask1_, l1, l2, rate, spread, MASK1
-                )
+                _step(w1_, m_w1_, v_w1_, at_w1, g_w1, here_too, mask1_, l1, l2, rate, spread, MASK1)
     tl.store(loss_ + me * PROGRAMS + part, tl.sum(loss_of_row, axis=0) / N)
 
 
@@ -202,6 +216,6 @@ def guess_kernel(  # type: ignore[no-untyped-def]
         total = tl.trans(total) + tl.load(b1_ + me * H + block + h)[None, :]
         at = me * (C * H) + c[None, :] * H + (block + h)[:, None]
         weight = tl.load(w2_ + at, c[None, :] < C, other=0.0)
-        z = tl.dot(tl.where(total <= 0, 0.0, total), weight, z, input_precision=PRECISION)
+        z = _dot(tl.where(total <= 0, 0.0, total), weight, z, PRECISION)
     right = there & (tl.argmax(z, axis=1) == tl.load(y_ + set_ * N + sample))
     tl.store(right_ + me * tl.num_programs(1) + part, tl.sum(right.to(tl.int32), axis=0))
