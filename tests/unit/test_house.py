@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fissile"
 #: More would no longer fit on a screen; the marker of a typed package is no entry to read.
-MOST_ENTRIES = 14
+MOST_ENTRIES = 15
 
 
 def order_in(text):

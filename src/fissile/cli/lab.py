@@ -19,7 +19,7 @@ import fissile
 from fissile._common.errors import FissileError, printable
 from fissile._common.files import atomic_write
 from fissile._common.progress import duration
-from fissile.cli import data, embed, pack, try_file
+from fissile.cli import data, embed, pack, play, try_file
 from fissile.cli.common import (
     OUT,
     Made,
@@ -98,6 +98,7 @@ app.add_typer(data.app, name="data")
 app.command(help=embed.HELP, epilog=embed.EPILOG)(embed.embed)
 app.command("try", epilog=try_file.TRY)(try_file.try_file)
 app.command(epilog=try_file.FIT)(try_file.fit)
+app.command(epilog=play.EPILOG)(play.play)
 app.command(epilog=pack.PACK)(pack.pack)
 app.command(epilog=pack.UNPACK)(pack.unpack)
 app.command(epilog=pack.BENCH)(pack.bench)

@@ -131,7 +131,7 @@ _EMBED_LITE = "fissile embed cifar100 --encoder efficientnet_lite:2 --pca 512"
 _MINILM = "all-MiniLM-L6-v2, not CLIP"
 _CITE = "cite Krizhevsky 2009; not for redistribution"
 _IMAGENET = "ImageNet's terms: registered, non-commercial research"
-_CLOTHES = (
+CLOTHES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
     "Ankle boot",
 )  # fmt: skip
@@ -183,7 +183,7 @@ _ALL = [
             Remote(f"{_FASHION}/{name}.gz", f"fashion-mnist/{name}.gz", *known)
             for name, known in zip(FILES, _FASHION_FILES, strict=True)
         ),
-        read=lambda path: read_idx_folder(path, _CLOTHES, most=2**26),
+        read=lambda path: read_idx_folder(path, CLOTHES, most=2**26),
         fingerprint="ad7b16dc82fbed35",
     ),
     *(
