@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|models|rllib)/' .venv/lib >/dev/null || true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick suite fuzz attack coverage lint docs results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-store bench-stream bench-studies clean
+.PHONY: demo test quick suite fuzz attack coverage lint docs dist results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-store bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -48,6 +48,11 @@ lint: .venv/test.stamp
 # The documentation as a site in build/site.
 docs: .venv/test.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# A wheel and a source distribution in dist/.
+dist: .venv/test.stamp
+	rm -rf dist
+	$(BIN)/python -m hatchling build
 
 # The bank against a loop, torch.func and JAX, in one run (a few minutes).
 bench-bank: .venv/bench.stamp
