@@ -289,6 +289,22 @@ def test_a_multiverse_from_the_command_to_the_page(tmp_path):
     ).read_text()
 
 
+def test_claims_of_another_reading_alone_say_what_is_missing(tmp_path):
+    words = ("run", "capacity", "--scale", "smoke", "--reading", "prose", "--out", tmp_path)
+    called(*words, "--only", "arm=dense")
+    shown = called("claims", "--out", tmp_path).stdout
+    assert shown.startswith(
+        "capacity: whole is no reading; default lacks 12 of 12 trials; "
+        "negatives=clause,others=arbitrary lacks 8 of 12 trials.\nNo reading is finished yet"
+    )
+    called(*words)
+    shown = called("claims", "--out", tmp_path).stdout
+    whole = "capacity: whole is negatives=clause,others=arbitrary; default lacks 12 of 12 trials."
+    assert shown.startswith(whole)
+    assert "no data" in shown  # the default's
+    assert "nearest" not in shown  # there is no distance
+
+
 def test_a_run_under_a_reading(tmp_path):
     words = ("capacity", "--scale", "smoke", "--out", tmp_path)
     called("run", *words, "--reading", "negatives=flip,cosine=signed", code=1)

@@ -17,6 +17,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:,.1f} h"
 
 
+def number_of(count: int, what: str, several: str = "") -> str:
+    """Return a count with its noun, in the plural if it is not one.
+
+    >>> number_of(1, "trial"), number_of(1_200, "trial"), number_of(2, "class", "classes")
+    ('1 trial', '1,200 trials', '2 classes')
+    """
+    return f"{count:,} {what if count == 1 else several or what + 's'}"
+
+
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Align the columns of a table, those of numbers to the right.
 

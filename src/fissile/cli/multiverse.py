@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +54,7 @@ MULTIVERSE = (
     "fissile multiverse cifar100 --scale paper --device cuda"
 )
 CLAIMS = "Examples: fissile claims · fissile claims superposition --scale paper"
+_NAMED = 5  # readings that are begun
 Full = Annotated[bool, typer.Option("--full", help="The whole grid, not its singles and pairs.")]
 Some = Annotated[
     list[str] | None,
@@ -133,7 +134,11 @@ def claims(
 
 
 def print_claims(found: lab.Multiverse) -> None:
-    """Print a row for each claim, and the distances of the paper's tables."""
+    """Print a row for each claim, the distances of the paper's tables, and what is missing."""
+    for study, lacking in found.unfinished.items():
+        whole = found.verdicts.loc[found.verdicts["study"] == study, "reading"].unique()
+        if "default" in lacking:
+            _print_unfinished(study, whole, lacking)
     if not len(found.verdicts):
         typer.echo("No reading is finished yet; see: fissile multiverse --help")
         return
@@ -148,9 +153,17 @@ def print_claims(found: lab.Multiverse) -> None:
     for row in lab.nearest_tables(found.tables).to_dict("records"):
         numbers = (f"{row[name]:.1f}".replace("nan", "–") for name in ("default", "distance"))
         near.add_row(row["study"], row["table"], *numbers, row["unit"], row["reading"])
-    show(near)
+    if near.row_count:
+        show(near)
     typer.echo(f"{lab.THRESHOLDS} †: no reading meets the paper's criterion of 95 %.")
     typer.echo(lab.counted(found.verdicts))
+
+
+def _print_unfinished(study: str, whole: Sequence[str], lacking: Mapping[str, str]) -> None:
+    """Print which readings of a study are whole, and what the default and the nearest lack."""
+    parts = [f"{reading} lacks {what}" for reading, what in [*lacking.items()][:_NAMED]]
+    parts += [f"{len(lacking) - _NAMED} more are begun"] if len(lacking) > _NAMED else []
+    typer.echo(f"{study}: whole is {', '.join(whole) or 'no reading'}; {'; '.join(parts)}.")
 
 
 def _open(study: Study) -> bool:

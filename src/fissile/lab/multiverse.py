@@ -14,12 +14,13 @@ from __future__ import annotations
 import base64
 import textwrap
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import nan, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fissile._common.progress import number_of
 from fissile.lab import plots
 from fissile.lab.claims import Claim, Verdict
 from fissile.lab.frame import described, pick
@@ -49,10 +50,14 @@ KINDS = ("robust", "fragile", "undecided", "refuted")
 
 @dataclass(frozen=True)
 class Multiverse:
-    """What became of claims and tables: a row for each, and for each reading that is finished."""
+    """What became of claims and tables: a row for each, and for each reading that is finished.
+
+    ``unfinished`` says, by study, what the default and the readings that are begun still lack.
+    """
 
     verdicts: DataFrame
     tables: DataFrame
+    unfinished: Mapping[str, Mapping[str, str]]
 
 
 def works(run: Run, *, full: bool = False) -> dict[str, tuple[list[Work], list[Work]]]:
@@ -101,13 +106,17 @@ def gathered(
     import pandas
 
     verdicts, tables = list[dict[str, Any]](), list[dict[str, Any]]()
+    unfinished = defaultdict[str, dict[str, str]](dict)
     for run in runs:
         known = dict[object, Verdict]()
         for words, parts in works(run, full=full).items():
             chosen = reading(words)
             trials, converged = ([w for w in p if kept is None or w in kept] for p in parts)
             rows, more = (store.rows(w.key for w in part) for part in (trials, converged))
-            if not trials or len(rows) < len(trials) or len(more) < len(converged):
+            lack = _lack("trial", rows, trials) + _lack("converged network", more, converged)
+            if lack and (words == "default" or rows or more):
+                unfinished[run.study][words] = " and ".join(lack)
+            if lack or not trials:
                 continue
             study = under(study_of(run), words)
             results = Results(study, _under(run, chosen), trials, rows, converged, more)
@@ -124,7 +133,12 @@ def gathered(
                 tables += [{**about, **_distance(one, results)} for one in study.published]
     columns = ["study", "reading", "met", "claim", "verdict", "numbers", "counted"]
     found = pandas.DataFrame(tables, columns=[*columns[:3], "table", "unit", "distance"])
-    return Multiverse(pandas.DataFrame(verdicts, columns=columns), found.dropna())
+    return Multiverse(pandas.DataFrame(verdicts, columns=columns), found.dropna(), unfinished)
+
+
+def _lack(what: str, rows: Sized, works: Sized) -> list[str]:
+    missing = len(works) - len(rows)
+    return [f"{missing:,} of {number_of(len(works), what)}"] if missing else []
 
 
 def _fewer(chosen: Reading) -> dict[str, Reading]:
