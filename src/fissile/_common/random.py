@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fissile._common.errors import FissileError
@@ -99,6 +101,10 @@ def hash32(*parts: Whole) -> Int[Tensor, "*batch"]:
     >>> hash32(7, torch.arange(2))
     tensor([1996066732, 3477029455])
     """
+    if all(part.is_cpu for part in parts if isinstance(part, Tensor)):
+        found = _hashed(*parts).astype(np.int64)
+        shapes = (part.shape for part in parts if isinstance(part, Tensor))
+        return torch.from_numpy(found).reshape(np.broadcast_shapes(*shapes))
     state: int | Tensor = GOLDEN
     for part in parts:
         # A seed may have 64 bits: its upper half is mixed in too.
@@ -116,17 +122,50 @@ def _scramble(h: int | Tensor) -> int | Tensor:
     return h ^ (h >> 16)
 
 
+def _hashed(*parts: Whole) -> NDArray[np.uint32]:
+    """Return the hash of numbers on the processor, in words of 32 bits; it has a dimension."""
+    state = np.full(1, GOLDEN, np.uint32)
+    for part in parts:
+        whole = part.long().numpy() if isinstance(part, Tensor) else part
+        for word in (whole & _WORD, (whole >> 32) & _WORD):
+            state = _mixed(state, np.asarray(word).astype(np.uint32))
+    return state
+
+
+def _mixed(state: NDArray[np.uint32], word: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Mix a word into a state, as :func:`hash32` does, but in place of masks the sums overflow."""
+    h = state ^ word
+    h += np.uint32(GOLDEN)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        h ^= h >> np.uint32(shift)
+        h *= np.uint32(factor)
+    h ^= h >> np.uint32(16)
+    return h
+
+
 def noise(seed: Whole, counter: Whole, *shape: int) -> Float[Tensor, "*batch ..."]:
-    """Return uniform numbers in [0, 1), float64, for each seed: the same for the same counter.
+    """Return uniform numbers in [0, 1) for each seed: the same for the same counter.
 
     >>> noise(torch.tensor([1, 2]), 0, 3).shape
     torch.Size([2, 3])
     """
-    seeds = torch.as_tensor(seed)
-    entries = torch.arange(torch.Size(shape).numel(), device=seeds.device)
-    keys = hash32(seeds, counter)
-    uniform: Tensor = hash32(keys.unsqueeze(-1), entries) / 2**32
-    return uniform.reshape(*seeds.shape, *shape)
+    return spread(hash32(torch.as_tensor(seed), counter), *shape)
+
+
+def spread(keys: Int[Tensor, "*batch"], *shape: int) -> Float[Tensor, "*batch ..."]:
+    """Return the uniform numbers of every key: ``noise`` is that of ``hash32(seed, counter)``.
+
+    >>> spread(hash32(torch.tensor([1, 2]), 0), 3).shape
+    torch.Size([2, 3])
+    """
+    entries = torch.Size(shape).numel()
+    if keys.is_cpu and entries <= _WORD:  # eight times as fast: the upper words are zero
+        state = _mixed(_hashed(keys.unsqueeze(-1)), np.arange(entries, dtype=np.uint32))
+        hashes = torch.from_numpy(_mixed(state, np.zeros(1, np.uint32)))
+    else:
+        hashes = hash32(keys.unsqueeze(-1), torch.arange(entries, device=keys.device))
+    uniform: Tensor = hashes.to(torch.get_default_dtype()) / 2**32
+    return uniform.reshape(*keys.shape, *shape)
 
 
 def order_keys(seed: Whole, epoch: Whole) -> Int[Tensor, "*batch rounds two"]:

@@ -131,20 +131,20 @@ def bias_corrections(steps: int) -> Float[Tensor, "steps 2"]:
 
 @torch.no_grad()
 def masked_adam(
-    weight: Float[Tensor, "networks ..."], gradient: Float[Tensor, "networks ..."],
-    moments: AdamMoments, mask: Bool[Tensor, "networks ..."] | None, rates: Rates, *,
-    l1: bool = False,
+    weights: Sequence[Tensor], gradients: Sequence[Tensor], moments: Sequence[AdamMoments],
+    masks: Sequence[Bool[Tensor, "networks ..."] | None], rates: Rates, *, l1: bool = False,
 ) -> None:  # fmt: skip
-    """Make one step in place; a weight outside the mask stays zero, and so do its moments.
+    """Make one step in place; a weight outside its mask stays zero, and so do its moments.
 
     ``l1`` shrinks what is left towards zero in Adam's own metric, a proximal step.
     """
-    if weight.is_cuda:
-        _triton_adam(weight, gradient, moments, mask, rates, l1)
-    elif rates.step is not None and not l1 and weight.dtype == torch.float32:
-        _fused_adam(weight, gradient, moments, mask, rates)
-    else:
-        _torch_adam(weight, gradient, moments, mask, rates, l1)
+    one = weights[0]
+    if not one.is_cuda and rates.step is not None and not l1 and one.dtype == torch.float32:
+        _fused_adam(weights, gradients, moments, masks, rates)
+        return
+    step = _triton_adam if one.is_cuda else _torch_adam
+    for weight, gradient, moment, mask in zip(weights, gradients, moments, masks, strict=True):
+        step(weight, gradient, moment, mask, rates, l1)
 
 
 def _torch_adam(
@@ -166,21 +166,28 @@ def _torch_adam(
 
 
 def _fused_adam(
-    weight: Tensor, gradient: Tensor, moments: AdamMoments, mask: Tensor | None, rates: Rates
-) -> None:
+    weights: Sequence[Tensor], gradients: Sequence[Tensor], moments: Sequence[AdamMoments],
+    masks: Sequence[Tensor | None], rates: Rates,
+) -> None:  # fmt: skip
     """Make the step with PyTorch's fused kernel, network by network: five times as fast."""
     assert rates.step is not None
-    if mask is not None:
-        gradient = torch.where(mask, gradient, 0)
+    pairs = zip(gradients, masks, strict=True)
+    gradients = [one if mask is None else _within(one, mask) for one, mask in pairs]
+    tensors = weights, gradients, [one.mean for one in moments], [one.square for one in moments]
     for network, (lr, decay) in enumerate(
         zip(rates.lr.tolist(), rates.decay.tolist(), strict=True)
     ):
+        weight, gradient, mean, square = ([one[network] for one in each] for each in tensors)
         torch._fused_adamw_(
-            [weight[network]], [gradient[network]], [moments.mean[network]],
-            [moments.square[network]], [], [rates.step],
+            weight, gradient, mean, square, [], [rates.step] * len(weight),
             lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=decay, eps=EPS,
             amsgrad=False, maximize=False,
         )  # fmt: skip
+
+
+def _within(gradient: Tensor, mask: Tensor) -> Tensor:
+    """Return a gradient that is zero outside the mask: a fourth of the time of ``torch.where``."""
+    return (gradient.view(torch.int32) & -mask.int()).view(torch.float32)
 
 
 def _triton_adam(

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fissile._common.random import ROUNDS, hash32, noise, order, order_keys
+from fissile._common.random import ROUNDS, hash32, noise, order, order_keys, spread
 
 
 @settings(max_examples=100, deadline=None)
@@ -58,3 +58,28 @@ def test_keys_are_words_with_odd_multipliers():
     assert ((keys >= 0) & (keys < 2**32)).all()
     assert torch.equal(keys[1], order_keys(5, 2))
     assert hash32(1, 2) != hash32(2, 1)
+
+
+def in_whole_words(*parts):
+    """Return the hash as MurmurHash3 mixes it, in whole numbers that have no end."""
+    state = 0x9E3779B9
+    for part in parts:
+        for word in (part % 2**32, (part >> 32) % 2**32):
+            h = ((state ^ word) + 0x9E3779B9) % 2**32
+            h = (h ^ (h >> 16)) * 0x85EBCA6B % 2**32
+            h = (h ^ (h >> 13)) * 0xC2B2AE35 % 2**32
+            state = h ^ (h >> 16)
+    return state
+
+
+def test_hashes_and_noise_are_the_same_by_any_arithmetic():
+    numbers = [0, 1, -1, 2**31, 2**32 + 5, 2**62 + 7, -(2**40)]
+    rows, columns = torch.tensor(numbers).unsqueeze(1), torch.tensor(numbers[:3])
+    expected = [[in_whole_words(one, other, 3) for other in numbers[:3]] for one in numbers]
+    assert hash32(rows, columns, 3).tolist() == expected
+    assert hash32(2**64 - 1, 2) == in_whole_words(2**64 - 1, 2)
+    keys = hash32(torch.tensor(numbers), 4)
+    words = [[in_whole_words(key, entry) for entry in range(6)] for key in keys.tolist()]
+    uniform = torch.tensor(words) / 2**32
+    assert torch.equal(spread(keys, 2, 3), uniform.view(-1, 2, 3))
+    assert torch.equal(noise(torch.tensor(numbers), 4, 2, 3), uniform.view(-1, 2, 3))

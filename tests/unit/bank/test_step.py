@@ -47,7 +47,7 @@ def test_without_a_mask_it_is_adamw(shape):
         for one, lr, decay in zip(ours, LR, DECAY, strict=True)
     ]
     for step, gradient in enumerate(gradients, 1):
-        masked_adam(weight, gradient, moments, None, rates_at(step))
+        masked_adam([weight], [gradient], [moments], [None], rates_at(step))
         for number, (one, optimizer) in enumerate(zip(ours, theirs, strict=True)):
             one.grad = gradient[number].clone()
             optimizer.step()
@@ -61,8 +61,8 @@ def test_what_does_not_exist_stays_zero_and_the_rest_does_not_notice():
     weight, moments, mask, gradients = drawn(4, 5, masked=True)
     free, free_moments = weight.clone(), AdamMoments(*(torch.zeros_like(weight) for _ in range(2)))
     for step, gradient in enumerate(gradients, 1):
-        masked_adam(weight, gradient, moments, mask, rates_at(step))
-        masked_adam(free, gradient, free_moments, None, rates_at(step))
+        masked_adam([weight], [gradient], [moments], [mask], rates_at(step))
+        masked_adam([free], [gradient], [free_moments], [None], rates_at(step))
         for one in (weight, *moments):
             assert not one[~mask].any()
     assert torch.equal(weight[mask], free[mask])
@@ -92,8 +92,8 @@ def test_the_penalty_shrinks_towards_zero_in_adams_metric(masked):
     vanished = 0
     for step, gradient in enumerate(gradients, 1):
         smooth, seen = weight.clone(), AdamMoments(*(one.clone() for one in moments))
-        masked_adam(smooth, gradient, seen, mask, rates_at(step))
-        masked_adam(weight, gradient, moments, mask, rates_at(step), l1=True)
+        masked_adam([smooth], [gradient], [seen], [mask], rates_at(step))
+        masked_adam([weight], [gradient], [moments], [mask], rates_at(step), l1=True)
         curved = (seen.square.double() / (1 - 0.999**step)).sqrt() + 1e-8
         threshold = lr * penalty / curved
         expected = torch.nn.functional.relu(smooth - threshold) - torch.nn.functional.relu(
@@ -151,7 +151,7 @@ def test_the_fused_step_is_the_plain_one(masked):
         gradient = torch.randn(3, 5, 7)
         for (one, moments), step in zip(ways, (None, torch.tensor([number + 1.0])), strict=True):
             rates = Rates(lr, decay, torch.zeros(3), unbias, step)
-            masked_adam(one, gradient, moments, mask, rates)
+            masked_adam([one], [gradient], [moments], [mask], rates)
     (plain, first), (fused, second) = ways
     torch.testing.assert_close(plain, fused)
     torch.testing.assert_close(first, second)

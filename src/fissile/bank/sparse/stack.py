@@ -166,12 +166,14 @@ class SparseStack:
         lr, unbias = (table.index_select(0, self.step)[0] for table in (self.rates, self.unbias))
         self.step += 1
         step = None if self.step.is_cuda else self.step.float()
-        for name, weight in self.weights.items():
-            decay = self.decay if name in self.masks else self.still  # biases do not decay
-            rates = Rates(lr, decay, self.penalty, unbias, step)
-            penalised = self.plan.l1 and name == "direct"
-            mask = self.masks.get(name)
-            masked_adam(weight, gradients[name], self.moments[name], mask, rates, l1=penalised)
+        biases = [name for name in self.weights if name not in self.masks]
+        for names, decay in ((list(self.masks), self.decay), (biases, self.still)):
+            masked_adam(
+                [self.weights[name] for name in names], [gradients[name] for name in names],
+                [self.moments[name] for name in names], [self.masks.get(name) for name in names],
+                Rates(lr, decay, self.penalty, unbias, step),
+                l1=self.plan.l1 and names == ["direct"],
+            )  # fmt: skip
         for name, heard in self.gradients.items():
             heard.copy_(gradients[name])
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import cycle
+from itertools import cycle, repeat
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fissile._common.cores import cores
 from fissile._common.errors import FissileError, whole
-from fissile._common.random import Draw, hash32, noise, order, seeded
+from fissile._common.random import Draw, hash32, order, seeded, spread
 from fissile._common.shapes import Float, Int
 from fissile.bank.sparse.plan import Plan, SplitAt
 from fissile.bank.sparse.stack import SparseStack, effective, places_alive, within
@@ -31,6 +33,9 @@ from fissile.layers import children_of
 _TICKS = 100
 #: Products of a layer and a step from which on several threads are worth their trouble.
 _WORTH_THREADS = 50_000_000
+#: Those from which on a stack is worth a thread of its own, on which smaller ones would wait for
+#: each other's Python.
+_WORTH_A_THREAD = 2_000_000
 #: The stream of random numbers that inputs are hidden by.
 _DROPOUT = 7
 #: Streams on which stacks are trained side by side.
@@ -67,18 +72,12 @@ def train(
         SparseStack([plans[p] for p in places], seeds, x.shape[1], outputs, steps, where)
         for places in shapes.values()
     ]
-    course = _Course(stacks, x, y, batch, weights)
-    every, done = max(1, steps // _TICKS), 0
-    with _settings(stacks, batch):
-        course.tick(0.0)
+    with _settings(stacks, batch) as threads, ThreadPoolExecutor(threads) as pool:
+        alone = threads == 1
+        groups = [stacks] if alone else [[stack] for stack in stacks]
+        courses = [_Course(group, x, y, batch, weights) for group in groups]
         for epoch in range(epochs):
-            # What is left over at the end of an epoch is another rest every time.
-            for rows in order(stacks[0].seeds, epoch, len(x)).split(batch, 1)[: len(x) // batch]:
-                course.rows.copy_(rows)
-                course.step()
-                done += 1
-                if done % every == 0 or done == steps:
-                    course.tick(done / steps)
+            list((map if alone else pool.map)(_Course.epoch, courses, repeat(epoch)))
             if on_epoch is not None:
                 on_epoch(epoch + 1)
     return list(zip(stacks, shapes.values(), strict=True))
@@ -104,20 +103,21 @@ def _check(
 
 
 @contextmanager
-def _settings(stacks: Sequence[SparseStack], batch: int) -> Iterator[None]:
-    """Let a GPU multiply with 11 bits of mantissa, and give small networks one thread.
+def _settings(stacks: Sequence[SparseStack], batch: int) -> Iterator[int]:
+    """Let a GPU multiply with 11 bits of mantissa, give small networks one thread each.
 
     That is ten times as fast, and networks learn as well. Two threads would wait for each other,
     and for other processes: on two cores, two processes with two threads each took sixty times as
-    long as with one each.
+    long as with one each. Yields how many stacks are worth training at the same time.
     """
-    work = max(batch * weight.numel() for stack in stacks for weight in stack.weights.values())
+    products = [batch * max(w.numel() for w in stack.weights.values()) for stack in stacks]
     threads, matmul = torch.get_num_threads(), torch.backends.cuda.matmul
-    exact = matmul.allow_tf32
+    exact, small = matmul.allow_tf32, max(products) < _WORTH_THREADS
     matmul.allow_tf32 = True
-    torch.set_num_threads(1 if work < _WORTH_THREADS else threads)
+    torch.set_num_threads(1 if small else threads)
     try:
-        yield
+        worth = sum(one >= _WORTH_A_THREAD for one in products)
+        yield max(1, min(worth, cores())) if small and stacks[0].device.type == "cpu" else 1
     finally:
         torch.set_num_threads(threads)
         matmul.allow_tf32 = exact
@@ -131,18 +131,32 @@ class _Course:
         weights: Tensor | None,
     ) -> None:  # fmt: skip
         self.stacks, self.seeds, self.x = stacks, stacks[0].seeds, x
+        steps = torch.arange(stacks[0].steps, device=x.device)
+        self.hiding = hash32(hash32(self.seeds, _DROPOUT).unsqueeze(-1), steps)
         self.weights = None if weights is None else weights.to(x.device, x.dtype)
         outputs = stacks[0].outputs
         targets = y.unsqueeze(-1) if outputs == 1 else functional.one_hot(y, outputs)
         self.targets = targets.to(x.dtype)
         self.rows = torch.zeros(len(self.seeds), batch, dtype=torch.long, device=x.device)
         self.sides = [torch.cuda.Stream() for _ in stacks[:_STREAMS]] if x.is_cuda else []
+        self.batch, self.done = batch, 0
         self.ticked = -1.0  # the share of the training at the last tick
         self._record()
+        self.tick(0.0)
 
     def _record(self) -> None:
         """Make the step, which a GPU is to record anew."""
         self.step = Replay(self._step, eager=2) if self.x.is_cuda else self._step
+
+    def epoch(self, number: int) -> None:
+        """Train for an epoch. What is left over at its end is another rest every time."""
+        steps, count = self.stacks[0].steps, len(self.x)
+        for rows in order(self.seeds, number, count).split(self.batch, 1)[: count // self.batch]:
+            self.rows.copy_(rows)
+            self.step()
+            self.done += 1
+            if self.done % max(1, steps // _TICKS) == 0 or self.done == steps:
+                self.tick(self.done / steps)
 
     def tick(self, share: float) -> None:
         """Do what is due after a share of the training."""
@@ -153,8 +167,9 @@ class _Course:
 
     def _step(self) -> None:
         """Make a step of every stack on the batches at ``rows``; on a GPU side by side."""
-        x = self.x[self.rows.flatten()].view(*self.rows.shape, -1)
-        y = self.targets[self.rows.flatten()].view(*self.rows.shape, -1).mT.contiguous()
+        rows, shape = self.rows.flatten(), (*self.rows.shape, -1)
+        x = self.x.index_select(0, rows).view(shape)
+        y = self.targets.index_select(0, rows).view(shape).mT.contiguous()
         weights = None if self.weights is None else self.weights[self.rows]
         seen = {rate: self._dropped(x, rate) for rate in {s.plan.dropout for s in self.stacks}}
         if not self.sides:
@@ -174,8 +189,8 @@ class _Course:
         """Hide a share of the inputs: seed and step alone decide which, whatever the company."""
         if not rate:
             return x
-        step = self.stacks[0].step.expand(len(self.seeds))
-        kept = noise(hash32(self.seeds, _DROPOUT), step, *x.shape[1:]) >= rate
+        keys = self.hiding.index_select(1, self.stacks[0].step).squeeze(1)
+        kept = spread(keys, *x.shape[1:]) >= rate
         return x * kept / (1 - rate)
 
 

@@ -1,5 +1,8 @@
 """Training sparse networks: gradients, company, the split, and what is left in the end."""
 
+import importlib
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +17,7 @@ from fissile.bank.sparse.plan import recommended_plans as recipe
 from fissile.bank.sparse.plan import within_budget
 from fissile.bank.sparse.train import tick
 
+module = importlib.import_module("fissile.bank.sparse.train")  # a function has its name
 CPU = torch.device("cpu")
 INPUTS, CLASSES = 8, 3
 
@@ -192,6 +196,29 @@ def test_company_changes_nothing(weighted):
                     torch.testing.assert_close(
                         found, expected[name], rtol=1e-5, atol=1e-5, msg=f"{place} {seed} {name}"
                     )
+
+
+def test_stacks_in_threads_of_their_own_learn_the_same(monkeypatch):
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    before, threads, runs = torch.get_num_threads(), [], []
+    real = SparseStack.train
+
+    def noted(stack, *batch):
+        threads[-1].add(threading.current_thread())
+        real(stack, *batch)
+
+    monkeypatch.setattr(SparseStack, "train", noted)
+    for worth in (10**9, 1):
+        monkeypatch.setattr(module, "_WORTH_A_THREAD", worth)
+        threads.append(set())
+        runs.append(trained(COMPANY, [5, 0]))
+    assert threads[0] == {threading.current_thread()}
+    assert threading.current_thread() not in threads[1]
+    assert torch.get_num_threads() == before
+    for (one, places), (other, same) in zip(*runs, strict=True):
+        assert places == same
+        for name, weight in one.weights.items():
+            assert torch.equal(weight, other.weights[name])
 
 
 def test_seeds_and_plans_make_a_difference():
