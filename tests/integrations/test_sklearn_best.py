@@ -129,7 +129,8 @@ def test_where_steps_are_few_high_rates_come_first(budget):
     assert [plan.lr for plan in hasty] == sorted((plan.lr for plan in usual), reverse=True)
 
 
-def test_plans_are_tried_in_fewer_steps_and_then_the_first_of_equals_is_taken(monkeypatch):
+@pytest.mark.parametrize(("fewest", "tried"), [(1, 3), (9, 5), (500, 6)])
+def test_plans_are_tried_for_half_the_epochs_and_for_some_steps(monkeypatch, fewest, tried):
     asked, real = [], search.train
 
     def noted(*arguments, epochs, **options):
@@ -137,14 +138,14 @@ def test_plans_are_tried_in_fewer_steps_and_then_the_first_of_equals_is_taken(mo
         return real(*arguments, epochs=epochs, **options)
 
     monkeypatch.setattr(search, "train", noted)
-    monkeypatch.setattr(search, "_TRIED_STEPS", 9)  # of 180 samples in batches of 64: 5 epochs
-    for scores, taken in (([0.5, 0.6], 0), ([0.3, 0.6], 1), ([0.6, 0.5], 0)):
-        left = iter(scores)  # of 20 samples: 0.6 has a standard error of 0.11
+    monkeypatch.setattr(search, "STEPS", fewest)  # 180 samples to try on: two steps an epoch
+    for scores, taken in (([0.5, 0.6], 1), ([0.6, 0.6], 0), ([0.6, 0.5], 0)):
+        left = iter(scores)
         monkeypatch.setattr(PlanSearch, "_score", lambda *_, left=left: next(left))
         found = quick(warm_up=3, fine_tune=3).fit(*blobs())
         assert found.plan_ == plans_for(60, 8, 3, tries=2, steps=18)[taken]
         assert [score for _, score in found.tried_] == scores
-    assert asked == [5, 6] * 3
+    assert asked == [tried, 6] * 3
 
 
 def test_few_steps_are_warned_of_and_are_not_the_default():

@@ -38,9 +38,9 @@ _FEW_STEPS = 3000
 EPOCHS, STEPS = 25, 500
 #: A loss that falls by more than this in the last tenth of its epochs has not converged.
 _STILL_FALLS = 0.01
-#: Plans are tried for about this many steps, if a training has more; then the first of those that
-#: are within a standard error of the best is taken.
-_TRIED_STEPS = 500
+#: Plans are tried in a course of this share of the epochs, of at least ``STEPS`` steps. In shorter
+#: ones, plans win that learn fast and later overfit.
+_TRIED_SHARE = 0.5
 #: More hidden neurons than this would take memory and time, and no data here wants them.
 _MOST_HIDDEN = 1 << 14
 #: Samples that go through a network at once when it predicts.
@@ -232,16 +232,13 @@ class PlanSearch:
         """Return the plan to take, and all with their held-out accuracies."""
         parts = held_out(x, y, self.share, hold)
         steps = max(1, len(parts.x) // self.batch)
-        few = replace(self, epochs=min(self.epochs, -(-_TRIED_STEPS // steps)))
+        fewest = max(math.ceil(_TRIED_SHARE * self.epochs), -(-STEPS // steps))
+        few = replace(self, epochs=min(self.epochs, fewest))
         modules = few._trained(self.plans, [seed], parts.x, parts.y)
         scores = [self._score(module, parts.x_test, parts.y_test) for module in modules]
         if self.verbose:
             print("held-out accuracies:", ", ".join(f"{score:.4f}" for score in scores))
-        least = best = max(scores)
-        if few.epochs < self.epochs:  # a shorter course says less of the full one
-            least -= math.sqrt(best * (1 - best) / len(parts.y_test))
-        tried = list(zip(self.plans, scores, strict=True))
-        return next(plan for plan, score in tried if score >= least), tried
+        return self.plans[scores.index(max(scores))], list(zip(self.plans, scores, strict=True))
 
     def _trained(
         self, plans: Sequence[Plan], seeds: Sequence[int], x: Array, y: Array, scale: float = 1.0
