@@ -123,7 +123,7 @@ STRUCTURED = Study(
 #: Found by `dynamic-search` on held-out training samples of EfficientNet-Lite2's features of
 #: CIFAR-100, without a look at the test set.
 MOVES: dict[Grow, dict[str, Any]] = {
-    "random": {"every": 200, "fraction": 0.1},
+    "random": {"every": 800, "fraction": 0.1},
     "gradient": {"every": 200, "fraction": 0.03},
 }
 _MOVING: dict[Grow, str] = {"random": "dynamic-2", "gradient": "dynamic-gradient-2"}
