@@ -40,7 +40,7 @@ from fissile.cli.common import (
 )
 from fissile.data.catalogue import find as find_set
 from fissile.lab.batching import Backend, default_jobs
-from fissile.lab.classifier import meant
+from fissile.lab.classifier import meant_all
 from fissile.lab.plan import Estimate, estimate
 from fissile.lab.readings import told
 from fissile.lab.results import load
@@ -239,13 +239,13 @@ def _with_data(runs: list[Run], studies: Mapping[str, Study], *, skip: bool) -> 
     """Note which arrays each run will see; where they are missing, say so or leave the run out."""
     found, missing = [], []
     for one in runs:
-        entry = studies[one.study].entry(one.scale, one.changes)
-        if entry is None:
-            found.append(one)
-        elif skip and find_set(entry) is None:
-            missing.append(f"{one.study} (needs {entry.name})")
-        else:
-            found.append(replace(one, changes={**one.changes, **meant(entry)}))
+        entries = studies[one.study].entries(one.scale, one.changes)
+        # Of several data sets, those that are not here are left out; one alone is asked for.
+        wanted = [e for e in entries if not (skip or entries[1:]) or find_set(e) is not None]
+        missing += [f"{one.study} (needs {entry.name})" for entry in entries if entry not in wanted]
+        if wanted or not entries:
+            seen = meant_all(wanted) if wanted else {}
+            found.append(replace(one, changes={**one.changes, **seen}))
     if missing:
         typer.echo(f"Left out for want of data: {', '.join(missing)}. See: fissile data", err=True)
     if not found:

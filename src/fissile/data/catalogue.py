@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from fissile._common.errors import FileError, FissileError, needs
 from fissile._common.files import reading
 from fissile.data import generated
@@ -122,6 +124,16 @@ def own(name: str, inputs: int, classes: int) -> Entry:
     get = "put the file beside the study, or give its folder with --data"
     about = "features of your own"
     return _made(name, about, "yours", classes, None, None, "", name, get, width=inputs)
+
+
+def _digits() -> Labelled:
+    """Return the digits that come with scikit-learn, a quarter of each class to test on."""
+    needs("sklearn", "sklearn")
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x, y = found.images.astype(np.uint8), found.target
+    return Labelled(x, y, x[:1], y[:1]).held_out(0.25)
 
 
 _CLIP = "CLIP ViT-B/16"
@@ -251,6 +263,10 @@ _ALL = [
         "banking77-minilm", "MiniLM features of banking77, not CLIP's", "CC BY 4.0", 77, 10_003,
         3_080, _MINILM, "banking77-minilm-384", "fissile embed banking77 --encoder minilm",
         width=384,
+    ),
+    Entry(
+        "digits", "handwritten digits, 8 x 8", "CC BY 4.0", "images", (8, 8), 10, 1_348, 449,
+        get="nothing to do, it comes with scikit-learn", make=_digits,
     ),
     Entry(
         "generated", "features around random class means", "made from a seed", "generated",

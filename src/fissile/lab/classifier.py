@@ -18,6 +18,7 @@ from fissile.bank.sparse import Plan, train
 from fissile.data.catalogue import Entry, entry
 from fissile.data.catalogue import load as load_set
 from fissile.data.sets import Labelled
+from fissile.lab.directions import Directions
 from fissile.lab.task import HELD_OUT, Features, Images
 from fissile.lab.trial import SEARCHED, Contender, Trial, Work, changed
 
@@ -39,6 +40,13 @@ def _from_files(entry: Entry) -> Arrays:
     """Return the arrays of a data set, read from its files."""
     samples = load_set(entry)
     return Arrays(entry.name, samples, samples.fingerprint())
+
+
+def meant_all(entries: Sequence[Entry]) -> dict[str, object]:
+    """Return the same of all data sets of a run; of several, in one text."""
+    if len(entries) == 1:
+        return meant(entries[0])
+    return {"fingerprint": ",".join(f"{e.name}={meant(e)['fingerprint']}" for e in entries)}
 
 
 def meant(name: str | Entry) -> dict[str, object]:
@@ -81,6 +89,7 @@ class Classifiers:
     def __init__(self, device: str, arrays: Arrays | None = None) -> None:
         self._device, self._arrays = device, arrays
         self._made: dict[Features, Data] = {}
+        self._directions: dict[Features, Directions] = {}
 
     def spec(self, trial: Trial) -> Spec:
         """Return a trial's network for the bank."""
@@ -108,6 +117,13 @@ class Classifiers:
             y, y_test = torch.tensor(samples.y), torch.tensor(samples.y_test)
             self._made[task] = Data(x, y, _single(samples.x_test), y_test)
         return self._made[task]
+
+    def directions(self, trial: Trial) -> Directions:
+        """Return the features of the data that a trial's network learns from."""
+        assert isinstance(trial.task, Features)
+        if trial.task not in self._directions:
+            self._directions[trial.task] = Directions(self._data(trial.task))
+        return self._directions[trial.task]
 
     def measures(self, bank: Bank) -> dict[str, Tensor]:
         """Measure how alike neurons are."""

@@ -20,9 +20,10 @@ from fissile.bank.bank import Quiet
 from fissile.expansion.split import Gram, Split, resolve_split
 from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.classifier import Arrays, Classifiers, contest, load
+from fissile.lab.directions import Directions, Guided
 from fissile.lab.function import call
 from fissile.lab.task import Boolean, Images, Plateau, length, limit, patience_of, plateau, stopped
-from fissile.lab.trial import Arm, Contender, FunctionTrial, Sampling, Trial, Work
+from fissile.lab.trial import GUIDES, Arm, Contender, FunctionTrial, Sampling, Trial, Work
 from fissile.measure.theory import required_width
 
 if TYPE_CHECKING:
@@ -123,10 +124,15 @@ def _on_bank(
     share = _Share(on_steps, len(networks) * warm_up + len(trials) * fine_tune)
     bank.train(until=warm_up, progress=share)
     warm = bank.last if warm_up else torch.full((len(networks),), torch.nan)
-    branched = bank.branch({repr(arm): bank_arm(arm, first) for arm in arms})
+    features = kind.directions(first) if isinstance(kind, Classifiers) and guided(trials) else None
+    branched = bank.branch({repr(arm): bank_arm(arm, first, features) for arm in arms})
     branched.train(until=warm_up + fine_tune, progress=share)
     table = {"accuracy": branched.last, "best": branched.best, "nonzeros": branched.nonzeros}
     table |= kind.measures(branched)
+    if features is not None and first.diagnosed:
+        known = features.before(bank).items()
+        table |= {name: column.repeat_interleave(len(arms)) for name, column in known}
+        table |= features.after(branched)
     table["warm"] = warm.repeat_interleave(len(arms))
     rows = {pair: row for row, pair in enumerate(product(networks, arms))}
     diverged, before = set(branched.diverged), bank.accuracy
@@ -195,8 +201,13 @@ class _Share(Quiet):
             self._tell(self._done / self._epochs)
 
 
-def bank_arm(arm: Arm, network: Trial) -> BankArm:
-    """Return what a bank calls an arm of a trial."""
+def guided(trials: Sequence[Trial]) -> bool:
+    """Return whether trials need the features of their data."""
+    return trials[0].diagnosed or any(trial.arm.split in GUIDES for trial in trials)
+
+
+def bank_arm(arm: Arm, network: Trial, features: Directions | None = None) -> BankArm:
+    """Return what a bank calls an arm of a trial; some splits need the features of its data."""
     match arm.split:
         case "dense" | "converged":
             return Dense()
@@ -209,6 +220,8 @@ def bank_arm(arm: Arm, network: Trial) -> BankArm:
             split: Split = Clauses(network.task.size)
         case "gram":
             split = Gram(arm.clusters)
+        case "means" | "atoms":
+            split = Guided(lambda: features.rows[arm.split])  # type: ignore[union-attr]
         case _:
             split = resolve_split(arm.split)
     return Expand(arm.alpha, split, moments=arm.moments)

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 #: What tells arms of one trial apart; all other columns describe the trial itself.
 ARM = ("arm", "split", "alpha", "clusters", "moments", "every", "fraction", "grow")
 #: Measures that figures show as a multiple of the dense network's.
-_FOLDED = ("capacity", "cosine", "absolute_cosine", "diagonal_cosine")
+_FOLDED = (
+    "capacity",
+    "means_capacity",
+    "atoms_capacity",
+    "cosine",
+    "absolute_cosine",
+    "diagonal_cosine",
+)
 
 LABELS = {
     "accuracy": "Test accuracy (%)",
@@ -31,6 +38,8 @@ LABELS = {
     "absolute_cosine": "Mean absolute cosine similarity",
     "diagonal_cosine": "The same, each neuron with itself too",
     "capacity_fold": "Capacity, fold change",
+    "means_capacity_fold": "Capacity of class means, fold change",
+    "atoms_capacity_fold": "Capacity of atoms, fold change",
     "cosine_fold": "Cosine, fold change",
     "absolute_cosine_fold": "Absolute cosine, fold change",
     "diagonal_cosine_fold": "The same with itself, fold change",

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fissile._common.errors import FissileError
-from fissile.lab.trial import hashed
+from fissile.lab.key import hashed
 
 _MODULES: dict[Path, tuple[str, ModuleType]] = {}  # each with the text that was run
 

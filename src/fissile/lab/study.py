@@ -14,9 +14,10 @@ from typing import Literal
 from fissile._common.errors import FissileError, whole
 from fissile.data.catalogue import Entry
 from fissile.lab.claims import Claim
+from fissile.lab.key import hashed
 from fissile.lab.readings import applied
 from fissile.lab.source import Misnamed
-from fissile.lab.trial import Arm, Trial, Work, changed, hashed, keys_of, numbered, settings
+from fissile.lab.trial import Arm, Trial, Work, changed, keys_of, numbered, settings
 
 #: From seconds, through a minute or two, to the paper's own grid, epochs and trials.
 SCALES = ("smoke", "quick", "paper")
@@ -204,7 +205,7 @@ class Study:
                 f"{', '.join(sorted(self.settings))}"
             )
         known, found = set[Work](), list[list[Work]]()
-        for setting in self.scales[scale].settings:
+        for setting in self._settings(scale, changes):
             cells = dict.fromkeys(self._changed(work, changes) for work in self._arms_of(setting))
             found.append([cell for cell in cells if cell not in known])
             known |= cells.keys()
@@ -221,12 +222,13 @@ class Study:
         """
         cells = [
             setting
-            for setting in self.scales[scale].settings
+            for setting in self._settings(scale, changes)
             if isinstance(setting, Trial) and setting.warm_up == setting.fine_tune
         ]
         found: list[Work] = []
         for setting in cells if scale != "smoke" and not self.file else []:
-            one = self._changed(replace(setting, arm=Arm("converged"), pictures=False), changes)
+            plain = replace(setting, arm=Arm("converged"), pictures=False, diagnosed=False)
+            one = self._changed(plain, changes)
             assert isinstance(one, Trial)
             # How long other arms are tuned decides nothing here, and is no part of the key.
             found.append(replace(one, fine_tune=max(1, one.warm_up)))
@@ -243,6 +245,8 @@ class Study:
 
     def _changed(self, work: Work, changes: Mapping[str, object] | None) -> Work:
         told = dict(changes or {})
+        if seen := _seen(changes):
+            told["fingerprint"] = seen[_data_of(work)]
         try:
             if "reading" in told:
                 work = applied(work, str(told.pop("reading")))
@@ -257,18 +261,47 @@ class Study:
 
     def entry(self, scale: str, changes: Mapping[str, object] | None = None) -> Entry | None:
         """Return what is known of the data set that the study needs, if it needs one."""
-        task = getattr(self.works(scale, 1, changes)[0], "task", None)
-        return getattr(task, "entry", None)
+        return next(iter(self.entries(scale, changes)), None)
+
+    def entries(self, scale: str, changes: Mapping[str, object] | None = None) -> list[Entry]:
+        """Return what is known of every data set that the study needs."""
+        tasks = (getattr(work, "task", None) for work in self.works(scale, 1, changes))
+        known = {one.name: one for task in tasks if (one := getattr(task, "entry", None))}
+        return list(known.values())
 
     @property
     def settings(self) -> set[str]:
         """What may be changed in the study: settings of its trials, and the reading."""
         return settings(next(iter(self.scales.values())).settings[0]) | {"reading"}
 
+    def _settings(self, scale: str, changes: Mapping[str, object] | None) -> list[Work]:
+        """Return the settings of a scale, of a study on several sets those whose set was found."""
+        seen = _seen(changes)
+        return [
+            setting
+            for setting in self.scales[scale].settings
+            if not seen or _data_of(setting) in seen
+        ]
+
     def _arms_of(self, setting: Work) -> list[Work]:
         if not isinstance(setting, Trial):
             return [replace(setting, number=0)]
         return [replace(setting, arm=arm, number=0) for arm in self.arms]
+
+
+def _seen(changes: Mapping[str, object] | None) -> dict[str, str]:
+    """Return the fingerprints of several data sets by name, where a run notes several.
+
+    >>> _seen({"fingerprint": "digits=0123456789abcdef,generated=fedcba9876543210"})
+    {'digits': '0123456789abcdef', 'generated': 'fedcba9876543210'}
+    """
+    parts = str((changes or {}).get("fingerprint", "")).split(",")
+    return dict(part.split("=") for part in parts if "=" in part)
+
+
+def _data_of(work: Work) -> str:
+    """Return the name of a trial's data set."""
+    return str(getattr(getattr(work, "task", None), "data", ""))
 
 
 #: What panels, tables and claims call arms by, and what they call columns by.

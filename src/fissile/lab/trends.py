@@ -113,20 +113,22 @@ def _steeper(measure: str, along: str, sides: Mapping[str, DataFrame]) -> Verdic
 
 @dataclass(frozen=True)
 class Explains:
-    """One measure goes with another over widths: a line through the means has an R² of 0.5."""
+    """One measure goes with another over cells: a line through the means has an R² of 0.5."""
 
     y: str
     x: str
     arms: Sequence[str]
     where: Mapping[str, object] = field(default_factory=dict)
     rises: bool = True
+    along: Sequence[str] = ("neurons",)
 
     def __call__(self, frame: DataFrame) -> Verdict:
         if not {self.x, self.y} <= set(frame.columns):
             return NOTHING
         fits = {}
         for arm in self.arms:
-            means = pick(frame, self.where, [arm]).groupby("neurons")[[self.x, self.y]].mean()
+            means = pick(frame, self.where, [arm]).groupby(list(self.along))
+            means = means[[self.x, self.y]].mean()
             fit = line(means[self.x], means[self.y])
             if fit.count > 2:
                 fits[arm] = fit

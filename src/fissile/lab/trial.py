@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
 from math import isfinite, prod
 from typing import Any, ClassVar, Literal, get_args
 
@@ -14,54 +11,13 @@ from fissile._common.errors import FissileError, whole
 from fissile.bank.loop import Recipe
 from fissile.bank.sparse import Plan
 from fissile.lab.budget_methods import METHODS, SETTINGS
+from fissile.lab.key import Keyed, around_number, hashed
 from fissile.lab.task import EPOCHS, LATER, limit, one_of, patience_of, task_from
 from fissile.lab.task import Boolean as Boolean
 from fissile.lab.task import Features as Features
 from fissile.lab.task import Images as Images
 from fissile.lab.task import Task as Task
 from fissile.measure.theory import RandomSparse
-
-#: Raised when the same trial would come to other numbers, so that stored ones are not mixed in. A
-#: last digit that depended on the number of threads anyway (mean cosines, before they were summed
-#: in float64) is not such a number.
-REVISION = 1
-
-
-def around_number(work: Any) -> tuple[str, str]:
-    """Return everything that decides a result as text: what comes before the number, and after."""
-    spec = {"revision": REVISION, "kind": work.kind, **_spec(work)}
-    if (plans := getattr(work, "plans", None)) is not None:
-        spec["plans"] = repr(plans)  # whoever changes a method's plans gets new results
-    early = {name: value for name, value in spec.items() if name < "number"}
-    late = {name: value for name, value in spec.items() if name > "number"}
-    texts = [json.dumps(part, sort_keys=True, separators=(",", ":")) for part in (early, late)]
-    return f'{texts[0][:-1]},"number":', f",{texts[1][1:]}"
-
-
-def _spec(part: Any) -> dict[str, Any]:
-    """Return a part of a trial as plain values, later fields only where they say something."""
-    spec = {}
-    for item in fields(part):
-        value = getattr(part, item.name)
-        at_default = item.metadata.get("later") and value == item.default
-        if not at_default and not item.metadata.get("label"):
-            spec[item.name] = _spec(value) if is_dataclass(value) else value
-    return spec
-
-
-def hashed(text: str) -> str:
-    """Return a hash of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-class Keyed:
-    """A trial of any kind."""
-
-    @cached_property
-    def key(self: Any) -> str:
-        """The name that the result is stored under: equal for equal trials, whoever runs them."""
-        before, after = around_number(self)
-        return hashed(f"{before}{self.number}{after}")
 
 
 def _check_whole(part: Any, **least: int) -> None:
@@ -149,6 +105,8 @@ class Contender(Keyed):
 
 Moments = Literal["carry", "fresh"]
 Grow = Literal["random", "gradient"]
+#: Splits that keep the inputs of a feature of the data together; see :mod:`fissile.lab.directions`.
+GUIDES = ("means", "atoms")
 
 
 @dataclass(frozen=True)
@@ -158,9 +116,10 @@ class Arm:
     >>> Arm("clause", 4).name
     'clause-4'
 
-    Three arms are no splits: ``overlapping``, whose children share inputs; ``dropconnect``, with a
-    fresh mask at every step; and ``dynamic``, a random split whose masks move: every so many steps
-    a fraction of the weights dies, and as many ``grow`` at random or where the gradient is large.
+    ``means`` and ``atoms`` are splits that features of the data guide. Three arms are no splits:
+    ``overlapping``, whose children share inputs; ``dropconnect``, with a fresh mask at every step;
+    and ``dynamic``, a random split whose masks move: every so many steps a fraction of the weights
+    dies, and as many ``grow`` at random or where the gradient is large.
     ``converged`` stays dense and trains on until its accuracy no longer rises: see
     :mod:`fissile.lab.task`.
     """
@@ -218,7 +177,8 @@ class Trial(Keyed):
     >>> Trial(Features("cifar100-clip"), neurons=12, depth=5, layer_norm=True)
 
     The number is the seed of the data, the weights, the batches and the split: the arms of a trial
-    share them all. ``depth`` counts the layers of weights.
+    share them all. ``depth`` counts the layers of weights. With ``diagnosed``, features of the
+    data are measured, at the split and at the end: see :mod:`fissile.lab.directions`.
     """
 
     kind: ClassVar[str] = "network"
@@ -234,6 +194,7 @@ class Trial(Keyed):
     pictures: bool = False  # keep what is drawn: the first layer, or how the accuracy grew
     depth: int = field(default=2, metadata=LATER)
     layer_norm: bool = field(default=False, metadata=LATER)
+    diagnosed: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         _check_whole(self, neurons=1, fine_tune=1, warm_up=0, number=0, depth=2, embedding=1)
@@ -241,9 +202,12 @@ class Trial(Keyed):
             raise FissileError("behind an embedding there are no clauses to split by")
         if self.arm.split == "clause" and not isinstance(self.task, Boolean):
             raise FissileError("only the Boolean task has clauses to split by")
-        plain = self.depth == 2 and not self.layer_norm
-        if not plain and not isinstance(self.task, Features):
-            raise FissileError("depth and layer_norm are for classifiers of features alone")
+        plain = self.depth == 2 and not (self.layer_norm or self.diagnosed)
+        if not isinstance(self.task, Features) and not (plain and self.arm.split not in GUIDES):
+            raise FissileError(
+                "depth, layer_norm, diagnosed and splits by means or atoms are for classifiers of "
+                "features alone"
+            )
 
     def network(self) -> Trial:
         """Return the dense network that all arms of this trial share, except ``converged``."""
@@ -254,7 +218,8 @@ class Trial(Keyed):
         task = self.task.size if isinstance(self.task, Boolean) else self.task
         # A bank takes every network's own recipe; a backbone is trained by one for all.
         recipe = self.recipe if isinstance(self.task, Images) else None
-        return self.kind, self.warm_up, self.fine_tune, task, bool(self.embedding), recipe
+        more = bool(self.embedding), recipe, self.diagnosed
+        return self.kind, self.warm_up, self.fine_tune, task, *more
 
     @property
     def cost(self) -> float:
@@ -403,7 +368,16 @@ class FunctionTrial(Keyed):
 
 
 #: What a study decides for itself.
-_FIXED = {"number", "pictures", "split", "validation", "projection", "method", "inputs"}
+_FIXED = {
+    "number",
+    "pictures",
+    "diagnosed",
+    "split",
+    "validation",
+    "projection",
+    "method",
+    "inputs",
+}
 
 Work = Trial | Sampling | Contender | FunctionTrial
 KINDS: dict[str, type[Work]] = {kind.kind: kind for kind in get_args(Work)}

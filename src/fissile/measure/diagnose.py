@@ -374,8 +374,8 @@ def _diagnosed(model: nn.Module, seen: Seen, ways: _Features, draws: int) -> Pla
         collisions_error=float(rates.std()),
         dead=tuple(dead.nonzero().flatten().tolist()),
         duplicates=_duplicates(neurons.transpose(0, 1).flatten(1), dead),
-        rank=_effective_rank(vectors),
-        demand=_effective_rank(ways.directions),
+        rank=effective_rank(vectors),
+        demand=effective_rank(ways.directions),
         vectors=vectors,
     )
 
@@ -427,7 +427,7 @@ def _duplicates(neurons: Float[Tensor, "neurons numbers"], dead: Tensor) -> tupl
     return tuple((torch.cat(found) & ~dead).nonzero().flatten().tolist())
 
 
-def _effective_rank(matrix: Tensor) -> float:
+def effective_rank(matrix: Tensor) -> float:
     """Return the exponential of the entropy of the singular values (Roy and Vetterli, 2007)."""
     sizes = torch.linalg.svdvals(matrix.double())
     share = sizes / sizes.sum().clamp(min=1e-300)

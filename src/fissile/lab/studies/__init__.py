@@ -12,7 +12,16 @@ from pathlib import Path
 from fissile._common.errors import FissileError
 from fissile.lab.claims import Claim
 from fissile.lab.source import Misnamed, executed, pointing
-from fissile.lab.studies import circuits, detail, embedding, real, sparsity, superposition, theory
+from fissile.lab.studies import (
+    circuits,
+    detail,
+    embedding,
+    foretell,
+    real,
+    sparsity,
+    superposition,
+    theory,
+)
 from fissile.lab.studies.frontier import ABLATIONS, FRONTIER, FRONTIERS
 from fissile.lab.study import Study, check
 from fissile.lab.task import WITHIN
@@ -66,6 +75,9 @@ STUDIES: dict[str, Study] = {
         sparsity.DROPCONNECT,
         *FRONTIERS,
         *ABLATIONS,
+        foretell.FORETELL,
+        foretell.INTERFERENCE_REAL,
+        foretell.GUIDED,
     )
 }
 
