@@ -27,23 +27,24 @@ HYPER = ("lr", "l1", "l2", "orthogonal")
 
 def stacked_modules(modules: Sequence[nn.Module]) -> nn.Module:
     """Return one module for many of the same structure, with stacked parameters and buffers."""
-    states = [dict(_tensors(module)) for module in modules]
+    states = [dict(tensors_of(module)) for module in modules]
     merged = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-    return _rebuilt(modules[0], merged)
+    return rebuilt(modules[0], merged)
 
 
 def module_at(module: nn.Module, index: int) -> nn.Module:
     """Return one network of a stacked module as an ordinary module of its own."""
-    return _rebuilt(module, {name: tensor[index].clone() for name, tensor in _tensors(module)})
+    return rebuilt(module, {name: tensor[index].clone() for name, tensor in tensors_of(module)})
 
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield every parameter and buffer with its name."""
     for name, parameter in module.named_parameters():
         yield name, parameter.detach()
     yield from module.named_buffers()
 
 
-def _rebuilt(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+def rebuilt(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     """Copy a module's structure around other tensors, without copying its own."""
     memo: dict[int, object] = {}
     for name, parameter in module.named_parameters():
@@ -119,7 +120,8 @@ class Stack:
     def key(self) -> Hashable:
         """Return what two stacks must share to be one."""
         structure = tuple(
-            (name, tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in _tensors(self.module)
+            (name, tuple(tensor.shape[1:]), tensor.dtype)
+            for name, tensor in tensors_of(self.module)
         )
         kinds = tuple(_kind(module) for module in self.module.modules())
         dynamic = replace(self.arm, split=None) if isinstance(self.arm, Dynamic) else None  # type: ignore[arg-type]
@@ -141,7 +143,7 @@ class Stack:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that training changes, by name: parameters, buffers, and Adam's state."""
-        return dict(_tensors(self.module)) | {
+        return dict(tensors_of(self.module)) | {
             f"{name}:{key}": value
             for name, parameter in self.module.named_parameters()
             for key, value in self.adam.state[parameter].items()
@@ -149,7 +151,7 @@ class Stack:
 
     def _with(self, tensors: dict[str, Tensor]) -> Stack:
         """Return a stack like this one around other tensors."""
-        module = _rebuilt(self.module, tensors)
+        module = rebuilt(self.module, tensors)
         adam = Moments.of(module.parameters())
         for name, parameter in module.named_parameters():
             keys = self.adam.state[self.module.get_parameter(name)]

@@ -18,7 +18,7 @@ from fissile.data.cifar import coarsened, read_cifar
 from fissile.data.features import read_features
 from fissile.data.idx import FILES, read_idx_folder
 from fissile.data.sets import Labelled
-from fissile.data.text import Texts, read_banking, read_clinc
+from fissile.data.text import Texts, read_banking, read_characters, read_clinc
 
 SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of data sets put them
 
@@ -181,6 +181,12 @@ _BANKING_FILES = {
     "categories.json": ("8312ff01430af97fba5a113b7a490269", 2_036),
 }
 
+_SHAKESPEARE = Remote(
+    "https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/"
+    "data/tinyshakespeare/input.txt",
+    "tinyshakespeare/input.txt", "6fb458f1232090904fb40fe944165e91", 1_115_394,
+)  # fmt: skip
+
 _ALL = [
     Entry(
         "fashionmnist", "grey photographs of clothes, 28 x 28", "MIT", "images",
@@ -265,12 +271,23 @@ _ALL = [
         width=384,
     ),
     Entry(
+        "tinyshakespeare", "40,000 lines of Shakespeare, character by character", "public domain",
+        "text", (1,), 65, 1_003_854, 111_538, files=(Layout("tinyshakespeare", ("input.txt",)),),
+        get="fissile data get tinyshakespeare (https://github.com/karpathy/char-rnn)",
+        urls=(_SHAKESPEARE,), read=read_characters,
+    ),
+    Entry(
         "digits", "handwritten digits, 8 x 8", "CC BY 4.0", "images", (8, 8), 10, 1_348, 449,
         get="nothing to do, it comes with scikit-learn", make=_digits,
     ),
     Entry(
         "generated", "features around random class means", "made from a seed", "generated",
         (64,), 20, 2_000, 500, get="nothing to do, it is always there", make=generated.features,
+    ),
+    Entry(
+        "generated-text", "16 characters that follow each other by chance", "made from a seed",
+        "generated", (1,), 16, 4_499, 499, get="nothing to do, it is always there",
+        make=generated.text,
     ),
     Entry(
         "generated-images", "noisy coloured stripes, 8 x 8", "made from a seed", "generated",

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile.data.sets import Labelled
+from fissile.data.text import characters
 
 _APART = 0.4  # spread of the class means, in units of the noise: neither easy nor hopeless
 
@@ -26,6 +27,21 @@ def features(
         for labels in (y, y_test)
     )
     return Labelled(x, y, x_test, y_test)
+
+
+def text(*, names: str = "abcdefghijklmnop", length: int = 5000, seed: int = 0) -> Labelled:
+    """A text in which two characters follow each other: three ways to go on, at odds of 6:3:1.
+
+    >>> text().classes
+    16
+    """
+    rng, count = np.random.default_rng(seed), len(names)
+    after = np.array([rng.permutation(count)[:3] for _ in range(count)])
+    ways = rng.choice(3, size=length, p=(0.6, 0.3, 0.1))
+    found = np.zeros(length, dtype=np.uint8)
+    for at in range(1, length):
+        found[at] = after[found[at - 1], ways[at]]
+    return characters(found, tuple(names))
 
 
 def images(

@@ -1,4 +1,4 @@
-"""Short texts and their intents: CLINC150 and Banking77, to be embedded by an encoder."""
+"""Texts: CLINC150 and Banking77, to be embedded by an encoder, and single characters."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fissile._common.errors import FileError, FissileError
 from fissile._common.files import read_bounded, reading
 from fissile._common.shapes import brief
+from fissile.data.sets import Labelled
 
 _MOST = 2**24  # bytes of a file; the real ones have a few million
 
@@ -86,6 +87,30 @@ def read_banking(path: Path) -> Texts:
             raise FileError("categories.json is no list of names; get Banking77's")
         train, test = (_rows(path / f"{split}.csv") for split in ("train", "test"))
         return _texts(train, test, tuple(names))
+
+
+def read_characters(path: Path) -> Labelled:
+    """A text as numbers: each sample is a character, its label the next; the last tenth tests.
+
+    >>> read_characters(Path("tinyshakespeare")).classes
+    65
+    """
+    file = path / "input.txt"
+    with reading(file):
+        text = _text(file)
+        names = tuple(sorted(set(text)))
+        if not 2 <= len(names) <= 256:
+            raise FileError(f"it has {len(names)} different characters, not 2 to 256; get it again")
+        number = {name: k for k, name in enumerate(names)}
+        return characters(np.array([number[one] for one in text], dtype=np.uint8), names)
+
+
+def characters(text: NDArray[np.uint8], names: tuple[str, ...]) -> Labelled:
+    """Return the numbers of a text's characters as samples, each with the next as its label."""
+    tested = len(text) // 10
+    train, test = text[:-tested], text[-tested:]
+    x, x_test = (part[:-1, None] for part in (train, test))
+    return Labelled(x, train[1:].astype(np.int64), x_test, test[1:].astype(np.int64), names)
 
 
 def _text(path: Path) -> str:

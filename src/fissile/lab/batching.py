@@ -21,7 +21,7 @@ from fissile._common.cores import keep_to
 from fissile._common.errors import FissileError
 from fissile.lab.compute import OnSteps, TrialResult, compute
 from fissile.lab.store import Provenance
-from fissile.lab.trial import Contender, Images, Trial, Work
+from fissile.lab.trial import Contender, Images, Text, Trial, Work
 
 #: How much work goes into a batch, in estimated seconds on two cores: what ``kill -9`` may cost.
 #: A GPU wants more networks side by side, and is done with them as soon.
@@ -124,6 +124,8 @@ def least_networks(work: Work, device: str, cores: int = 1, contenders: float = 
     on_gpu = device.startswith("cuda")
     if on_gpu and isinstance(work, Contender):
         return contenders
+    if on_gpu and isinstance(getattr(work, "task", None), Text):
+        return inf  # all seeds of a shape are one stack
     if isinstance(work, Trial) and isinstance(work.task, Images):
         from fissile.bank.vision.train import SIDE_BY_SIDE
 
@@ -237,9 +239,10 @@ def default_jobs(device: str, works: Sequence[Work] = (), cores: int | None = No
     """Return how many processes suit a device beside this number of cores, by default all.
 
     One process leaves a GPU idle, as small networks wait for launches, compilations and measures;
-    of convolutional networks it fills the GPU. On a processor a bank takes all cores by itself.
+    of convolutional networks and GPTs it fills the GPU. On a processor a bank takes all cores by
+    itself.
     """
-    if any(isinstance(getattr(work, "task", None), Images) for work in works):
+    if any(isinstance(getattr(work, "task", None), Images | Text) for work in works):
         return 1
     cores = os.cpu_count() or 1 if cores is None else cores
     return max(1, min(8, cores // 2)) if device.startswith("cuda") else 1

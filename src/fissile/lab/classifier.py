@@ -19,7 +19,7 @@ from fissile.data.catalogue import Entry, entry
 from fissile.data.catalogue import load as load_set
 from fissile.data.sets import Labelled
 from fissile.lab.directions import Directions
-from fissile.lab.task import HELD_OUT, Features, Images
+from fissile.lab.task import HELD_OUT, Features, Images, Text
 from fissile.lab.trial import SEARCHED, Contender, Trial, Work, changed
 
 #: Raw features beyond so many bytes are read from their file as they are needed; scaled ones are
@@ -65,7 +65,7 @@ def bound(works: Iterable[Work]) -> list[Work]:
     return [work if one is None else changed(work, meant(one)) for work, one in sets.items()]
 
 
-def load(task: Features | Images, arrays: Arrays | None = None) -> Labelled:
+def load(task: Features | Images | Text, arrays: Arrays | None = None) -> Labelled:
     """Return the arrays of a task, handed over or from files, if they are the ones it means."""
     if arrays is None or arrays.name != task.data:
         arrays = _from_files(task.entry)

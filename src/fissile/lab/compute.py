@@ -10,6 +10,7 @@ from itertools import product
 from math import isfinite, nan
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,17 @@ from fissile.lab.boolean import Clauses, Formulas
 from fissile.lab.classifier import Arrays, Classifiers, contest, load
 from fissile.lab.directions import Directions, Guided
 from fissile.lab.function import call
-from fissile.lab.task import Boolean, Images, Plateau, length, limit, patience_of, plateau, stopped
+from fissile.lab.task import (
+    Boolean,
+    Images,
+    Plateau,
+    Text,
+    length,
+    limit,
+    patience_of,
+    plateau,
+    stopped,
+)
 from fissile.lab.trial import GUIDES, Arm, Contender, FunctionTrial, Sampling, Trial, Work
 from fissile.measure.theory import required_width
 
@@ -70,6 +81,8 @@ def compute(
         outcomes = [TrialResult(work, measures[work]) for work in contenders]
     elif samplings:
         outcomes = [TrialResult(work, sampled(work)) for work in samplings]
+    elif isinstance(trials[0].task, Text):
+        outcomes = _on_text(trials, device, on_steps, arrays)
     elif isinstance(trials[0].task, Images):
         outcomes = _behind_backbones(trials, device, on_steps, on_outcomes, arrays)
     elif trials[0].arm.split == "converged":
@@ -289,6 +302,47 @@ def _behind_backbone(trial: Trial, trained: Trained) -> TrialResult:
     return TrialResult(
         trial, measures, arrays={"curve": torch.tensor(curve)} if trial.pictures else {}
     )
+
+
+def _on_text(
+    trials: Sequence[Trial], device: str, on_steps: OnSteps | None, arrays: Arrays | None
+) -> list[TrialResult]:
+    """Train GPTs of one shape side by side."""
+    from fissile.bank import language
+
+    networks, arms = _grid(trials)
+    first, task = networks[0], networks[0].task
+    assert isinstance(task, Text)
+    held = load(task, arrays)
+    train, test = (
+        torch.tensor(np.append(x[:, 0], y[-1]), dtype=torch.long)
+        for x, y in ((held.x, held.y), (held.x_test, held.y_test))
+    )
+    found = language.train(
+        language.Shape(
+            held.classes, first.neurons, task.place, task.layers, task.width, task.heads,
+            task.context, task.beside,
+        ),
+        [network.number for network in networks],
+        language.Text(train, test, held.classes),
+        {repr(arm): (bank_arm(arm, first), arm.allocation) for arm in arms},
+        lr=first.recipe.lr, batch=first.recipe.batch, steps=task.steps,
+        warm_up=first.warm_up, fine_tune=first.fine_tune, device=device, progress=on_steps,
+    )  # fmt: skip
+    outcomes = []
+    for trial in trials:
+        one, at = found[trial.number, repr(trial.arm)], trial.warm_up - 1
+        measures = {
+            "accuracy": one.accuracy[-1],
+            "best": max(one.accuracy),
+            "warm": one.accuracy[at] if trial.warm_up else nan,
+            "nats": one.nats[-1],
+            "warm_nats": one.nats[at] if trial.warm_up else nan,
+            "nonzeros": float(one.nonzeros),
+            "diverged": float(not isfinite(one.nats[-1])),
+        }
+        outcomes.append(TrialResult(trial, measures))
+    return outcomes
 
 
 def sampled(work: Sampling) -> dict[str, float]:

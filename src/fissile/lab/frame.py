@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 #: What tells arms of one trial apart; all other columns describe the trial itself.
-ARM = ("arm", "split", "alpha", "clusters", "moments", "every", "fraction", "grow")
+ARM = ("arm", "split", "alpha", "clusters", "moments", "every", "fraction", "grow", "allocation")
 #: Measures that figures show as a multiple of the dense network's.
 _FOLDED = (
     "capacity",
@@ -30,6 +30,7 @@ _FOLDED = (
 
 LABELS = {
     "accuracy": "Test accuracy (%)",
+    "nats": "Test loss (nats)",
     "best": "Best test accuracy (%)",
     "improvement": "Relative improvement (%)",
     "per_parameter": "Accuracy per parameter (%)",

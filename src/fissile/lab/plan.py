@@ -27,6 +27,7 @@ from fissile.lab.trial import (
     FunctionTrial,
     Images,
     Sampling,
+    Text,
     Trial,
     Work,
     from_spec,
@@ -110,8 +111,8 @@ def kind_of(work: Work) -> str:
         return work.kind
     if isinstance(work.task, Boolean):
         return "embedded" if work.embedding else "boolean"
-    if isinstance(work.task, Images):
-        return "images"
+    if isinstance(work.task, Images | Text):
+        return "images" if isinstance(work.task, Images) else "text"
     if work.arm.split in ("dropconnect", "dynamic"):  # whose masks change
         return work.arm.split
     return "deep" if work.depth > 2 else "classifier"
@@ -148,7 +149,11 @@ def _machine(device: str) -> tuple[str, int]:
 def calibrated(work: Work, device: str = "cpu") -> Rate | None:
     """Return the rate of small trials of this kind, run now on generated data, if they can be."""
     name, cores = _machine(Provenance.here(device).device)
-    if name == device != "cpu" or kind_of(work) == "images" or isinstance(work, FunctionTrial):
+    if (
+        name == device != "cpu"
+        or kind_of(work) in ("images", "text")
+        or isinstance(work, FunctionTrial)
+    ):
         return None  # no GPU is here, it takes too long, or nobody knows how long it takes
     size, seconds, cost = 1, 0.0, 1.0
     while seconds < _ENOUGH:  # the first run compiles, and later ones dwarf what is set up once

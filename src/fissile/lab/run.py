@@ -20,7 +20,7 @@ from fissile._common.errors import FissileError
 from fissile._common.progress import ProgressBar
 from fissile.lab.batching import Backend, Batch, Halt, Local, Lost, Pending, Report, Unit, batches
 from fissile.lab.store import Store
-from fissile.lab.trial import Features, Images, Work
+from fissile.lab.trial import Features, Images, Text, Work
 
 _log = logging.getLogger("fissile")
 
@@ -171,7 +171,11 @@ def _check_bound(works: Sequence[Work]) -> None:
     """Refuse trials that do not say which arrays they mean: results of others could be theirs."""
     for work in works:
         task = getattr(work, "task", None)
-        if isinstance(task, Features | Images) and not task.fingerprint and not task.entry.make:
+        if (
+            isinstance(task, Features | Images | Text)
+            and not task.fingerprint
+            and not task.entry.make
+        ):
             raise FissileError(
                 f"these trials name {task.data} without the fingerprint of its arrays; pass "
                 "fissile.lab.classifier.bound(works)"

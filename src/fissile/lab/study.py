@@ -17,7 +17,7 @@ from fissile.lab.claims import Claim
 from fissile.lab.key import hashed
 from fissile.lab.readings import applied
 from fissile.lab.source import Misnamed
-from fissile.lab.trial import Arm, Trial, Work, changed, keys_of, numbered, settings
+from fissile.lab.trial import Arm, Text, Trial, Work, changed, keys_of, numbered, settings
 
 #: From seconds, through a minute or two, to the paper's own grid, epochs and trials.
 SCALES = ("smoke", "quick", "paper")
@@ -218,12 +218,14 @@ class Study:
         64
 
         The smallest scale has none: it takes seconds. Cells that are split at another time than
-        half way are left out: the paper's criterion is about the warm-up of its recipe.
+        half way are left out: the paper's criterion is about the warm-up of its recipe. So are
+        GPTs.
         """
         cells = [
             setting
             for setting in self._settings(scale, changes)
             if isinstance(setting, Trial) and setting.warm_up == setting.fine_tune
+            if not isinstance(setting.task, Text)
         ]
         found: list[Work] = []
         for setting in cells if scale != "smoke" and not self.file else []:

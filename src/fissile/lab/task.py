@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from fissile._common.errors import FissileError, whole
 from fissile.data import Formula, Negatives, Others
@@ -198,7 +198,69 @@ class Images:
         }
 
 
-Task = Boolean | Features | Images
+#: What of a GPT has the trial's neurons, and is split.
+Place = Literal["ffn", "head"]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of the catalogue, whose next character a small GPT foretells.
+
+    >>> Text("tinyshakespeare", place="head")
+
+    Args:
+        data: its name in the catalogue.
+        place: what has the trial's neurons and is split: ``ffn``, all feed-forward networks, or
+            ``head``, a bottleneck between the last state and the characters.
+        layers: blocks of attention and a feed-forward network.
+        width: of the states between them.
+        heads: of attention.
+        context: characters that are read at once.
+        beside: neurons of each feed-forward network, where the head is split.
+        steps: training steps that are called an epoch.
+        fingerprint: of the arrays that were found.
+    """
+
+    data: str = "tinyshakespeare"
+    place: Place = "ffn"
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    context: int = 128
+    beside: int = 64
+    steps: int = 100
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "context", "beside", "steps"):
+            whole(name, getattr(self, name), least=1)
+        one_of("place", self.place, get_args(Place))
+        if self.width % self.heads:
+            raise FissileError(f"width={self.width} cannot be shared by {self.heads} heads")
+        if self.entry.shape != (1,):
+            raise FissileError(f"{self.data} is no text of characters; give tinyshakespeare")
+
+    @property
+    def entry(self) -> Entry:
+        return _known(self.data)
+
+    @property
+    def outputs(self) -> int:
+        """How many characters there are to tell apart."""
+        return self.entry.classes
+
+    @property
+    def samples(self) -> int:
+        return _samples(self.entry)
+
+    def columns(self) -> dict[str, object]:
+        return {"data": self.data, "place": self.place}
+
+    def described(self) -> dict[str, object]:
+        return {"Data": self.data, "Split": self.place, "Layers": self.layers, "Width": self.width}
+
+
+Task = Boolean | Features | Images | Text
 
 
 def _samples(entry: Entry) -> int:
@@ -229,6 +291,8 @@ def task_from(spec: dict[str, Any]) -> Task:
     """Build a task from its stored form."""
     if "clauses" in spec:
         return Boolean(**spec)
+    if "place" in spec:
+        return Text(**spec)
     return Images(**spec) if "projection" in spec else Features(**spec)
 
 

@@ -17,6 +17,7 @@ from fissile.lab.task import Boolean as Boolean
 from fissile.lab.task import Features as Features
 from fissile.lab.task import Images as Images
 from fissile.lab.task import Task as Task
+from fissile.lab.task import Text as Text
 from fissile.measure.theory import RandomSparse
 
 
@@ -105,6 +106,7 @@ class Contender(Keyed):
 
 Moments = Literal["carry", "fresh"]
 Grow = Literal["random", "gradient"]
+Shared = Literal["magnitude", "layer"]
 #: Splits that keep the inputs of a feature of the data together; see :mod:`fissile.lab.directions`.
 GUIDES = ("means", "atoms")
 
@@ -119,7 +121,8 @@ class Arm:
     ``means`` and ``atoms`` are splits that features of the data guide. Three arms are no splits:
     ``overlapping``, whose children share inputs; ``dropconnect``, with a fresh mask at every step;
     and ``dynamic``, a random split whose masks move: every so many steps a fraction of the weights
-    dies, and as many ``grow`` at random or where the gradient is large.
+    dies, and as many ``grow`` at random or where the gradient is large. ``allocation`` is how the
+    two layers of a GPT's pairs share their budget.
     ``converged`` stays dense and trains on until its accuracy no longer rises: see
     :mod:`fissile.lab.task`.
     """
@@ -131,11 +134,13 @@ class Arm:
     every: int = field(default=100, metadata=LATER)
     fraction: float = field(default=0.1, metadata=LATER)
     grow: Grow = field(default="random", metadata=LATER)
+    allocation: Shared = field(default="magnitude", metadata=LATER)
 
     def __post_init__(self) -> None:
         _check_whole(self, alpha=1, every=1, clusters=1)
         one_of("moments", self.moments, get_args(Moments))
         one_of("grow", self.grow, get_args(Grow))
+        one_of("allocation", self.allocation, get_args(Shared))
         if not 0 < self.fraction <= 1:
             raise FissileError(f"fraction={self.fraction!r} is not a share between 0 and 1")
 
@@ -150,10 +155,12 @@ class Arm:
         split = self.split
         if split == "dynamic" and self.grow == "gradient":
             split = "dynamic-gradient"
+        if self.allocation == "layer":
+            split = f"{split}-layer"
         return split if self.alpha == 1 else f"{split}-{self.alpha}"
 
-    def columns(self, *, moving: bool) -> dict[str, object]:
-        """Return the arm as columns of a table, how its masks move among them if asked for."""
+    def columns(self, task: Task) -> dict[str, object]:
+        """Return the arm as columns of a table, how its masks move among them where they may."""
         columns: dict[str, object] = {
             "arm": self.name,
             "split": self.split,
@@ -161,11 +168,13 @@ class Arm:
             "clusters": self.clusters or 0,
             "moments": self.moments,
         }
-        if moving:
+        if isinstance(task, Features | Text):
             dynamic = self.split == "dynamic"
             columns["every"] = self.every if dynamic else 0
             columns["fraction"] = self.fraction if dynamic else 0.0
             columns["grow"] = self.grow if dynamic else "none"
+        if isinstance(task, Text):
+            columns["allocation"] = self.allocation
         return columns
 
 
@@ -202,12 +211,26 @@ class Trial(Keyed):
             raise FissileError("behind an embedding there are no clauses to split by")
         if self.arm.split == "clause" and not isinstance(self.task, Boolean):
             raise FissileError("only the Boolean task has clauses to split by")
+        if isinstance(self.task, Text):
+            self._check_text()
+        elif self.arm.allocation != "magnitude":
+            raise FissileError("allocation is for a GPT alone; of classifiers, see the frontier")
         plain = self.depth == 2 and not (self.layer_norm or self.diagnosed)
         if not isinstance(self.task, Features) and not (plain and self.arm.split not in GUIDES):
             raise FissileError(
                 "depth, layer_norm, diagnosed and splits by means or atoms are for classifiers of "
                 "features alone"
             )
+
+    def _check_text(self) -> None:
+        """Refuse what the trainer of GPTs cannot do."""
+        able = (
+            self.arm.split in ("dense", "random", "gram", "dynamic") and self.arm.grow == "random"
+        )
+        if not able or self.embedding or self.pictures:
+            raise FissileError(f"a GPT has no arm {self.arm.name!r}, no embedding and no pictures")
+        if self.recipe.l1 or self.recipe.l2 or self.recipe.orthogonal:
+            raise FissileError("a GPT is trained without penalties; give l1=0 and l2=0")
 
     def network(self) -> Trial:
         """Return the dense network that all arms of this trial share, except ``converged``."""
@@ -218,7 +241,9 @@ class Trial(Keyed):
         task = self.task.size if isinstance(self.task, Boolean) else self.task
         # A bank takes every network's own recipe; a backbone is trained by one for all.
         recipe = self.recipe if isinstance(self.task, Images) else None
-        more = bool(self.embedding), recipe, self.diagnosed
+        more: tuple[object, ...] = bool(self.embedding), recipe, self.diagnosed
+        if isinstance(self.task, Text):  # one shape, one recipe
+            more = self.neurons, self.recipe
         return self.kind, self.warm_up, self.fine_tune, task, *more
 
     @property
@@ -233,6 +258,8 @@ class Trial(Keyed):
         if self.arm.unsplit:
             epochs += self.warm_up
         steps = epochs * -(-self.task.samples // self.recipe.batch)
+        if isinstance(self.task, Text):
+            steps = epochs * self.task.steps
         measures = 0.0
         if isinstance(self.task, Boolean) and not self.embedding:
             measures = 7e-4 + 8.8e-6 * self.task.literals * self.task.clauses
@@ -246,6 +273,10 @@ class Trial(Keyed):
             first = self.embedding or task.literals
             behind = 2.6e-9 * first * task.literals if self.embedding else 0.0
             return 0.74e-6 + (3.9e-9 + 0.19e-9 * alpha) * hidden * first + behind
+        if isinstance(task, Text):  # its products, forth and back, at 5e10 a second
+            wide = hidden * alpha if task.place == "ffn" else task.beside
+            block = 4 * task.width**2 + 2 * task.width * (wide + task.context)
+            return self.recipe.batch * task.context * 6 * task.layers * block / 5e10
         if isinstance(task, Images):
             return 0.9  # the backbone; its head hardly matters
         inputs = prod(task.entry.shape)
@@ -270,7 +301,7 @@ class Trial(Keyed):
             "lr": self.recipe.lr,
             "warm_up": self.warm_up,
             "fine_tune": self.fine_tune,
-            **self.arm.columns(moving=isinstance(self.task, Features)),
+            **self.arm.columns(self.task),
             "trial": self.number,
         }
 
@@ -377,6 +408,8 @@ _FIXED = {
     "projection",
     "method",
     "inputs",
+    "allocation",
+    "place",
 }
 
 Work = Trial | Sampling | Contender | FunctionTrial

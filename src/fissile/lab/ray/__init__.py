@@ -35,7 +35,16 @@ from fissile.lab.classifier import Arrays, load
 from fissile.lab.compute import compute
 from fissile.lab.ray.connect import answers, connected
 from fissile.lab.ray.workers import CORES, entry
-from fissile.lab.trial import Boolean, Contender, Features, FunctionTrial, Images, Sampling, Work
+from fissile.lab.trial import (
+    Boolean,
+    Contender,
+    Features,
+    FunctionTrial,
+    Images,
+    Sampling,
+    Text,
+    Work,
+)
 
 _log = logging.getLogger("fissile")
 
@@ -213,7 +222,7 @@ class RayBackend:
         import ray
 
         task = getattr(works[0], "task", None)
-        if not isinstance(task, Features | Images):
+        if not isinstance(task, Features | Images | Text):
             return None
         key = task.data, task.fingerprint
         if key not in self._data:

@@ -21,6 +21,7 @@ from fissile.lab.studies import (
     sparsity,
     superposition,
     theory,
+    transformer,
 )
 from fissile.lab.studies.frontier import ABLATIONS, FRONTIER, FRONTIERS
 from fissile.lab.study import Study, check
@@ -78,6 +79,7 @@ STUDIES: dict[str, Study] = {
         foretell.FORETELL,
         foretell.INTERFERENCE_REAL,
         foretell.GUIDED,
+        transformer.TRANSFORMER,
     )
 }
 
