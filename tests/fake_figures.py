@@ -17,7 +17,8 @@ from fissile.lab.trial import Contender, Sampling, Work
 
 MEASURES = (
     "accuracy", "best", "capacity", "cosine", "absolute_cosine", "diagonal_cosine", "collisions",
-    "agreement", "adjusted_rand", "cosine_agreement", "cosine_adjusted_rand", "coded",
+    "agreement", "adjusted_rand", "cosine_agreement", "cosine_adjusted_rand", "coded", "nats",
+    "means_capacity", "atoms_capacity",
 )  # fmt: skip
 THEORY = ("coverage", "collision_ratio", "width")
 
@@ -41,10 +42,13 @@ def invented(work: Work, random: np.random.Generator) -> dict[str, float]:
 def frame_of(study: Study, scale: str = "") -> pandas.DataFrame:
     """Return a table of invented trials; where lines are fitted through its cells, of more.
 
-    Of the frontier it is the paper's scale, which alone has every method.
+    Of the frontier it is the paper's scale, which alone has every method; of studies on several
+    data sets it is one that has them all.
     """
     usual = {"interference": "quick", "frontier": "paper", "ablation": "paper"}
-    return _frame(study.id, scale or usual.get(study.id.partition("-")[0], "smoke"))
+    usual |= dict.fromkeys(("foretell", "interference-real", "guided"), "quick")
+    short = study.id if study.id in usual else study.id.partition("-")[0]
+    return _frame(study.id, scale or usual.get(short, "smoke"))
 
 
 @cache

@@ -40,7 +40,7 @@ from fissile.cli.common import (
 )
 from fissile.data.catalogue import find as find_set
 from fissile.lab.batching import Backend, default_jobs
-from fissile.lab.classifier import meant_all
+from fissile.lab.classifier import meant, meant_all
 from fissile.lab.plan import Estimate, estimate
 from fissile.lab.readings import told
 from fissile.lab.results import load
@@ -244,7 +244,7 @@ def _with_data(runs: list[Run], studies: Mapping[str, Study], *, skip: bool) -> 
         wanted = [e for e in entries if not (skip or entries[1:]) or find_set(e) is not None]
         missing += [f"{one.study} (needs {entry.name})" for entry in entries if entry not in wanted]
         if wanted or not entries:
-            seen = meant_all(wanted) if wanted else {}
+            seen = meant_all(wanted) if entries[1:] else meant(wanted[0]) if wanted else {}
             found.append(replace(one, changes={**one.changes, **seen}))
     if missing:
         typer.echo(f"Left out for want of data: {', '.join(missing)}. See: fissile data", err=True)

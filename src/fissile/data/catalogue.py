@@ -73,7 +73,7 @@ class Entry:
     name: str
     about: str
     terms: str
-    kind: Literal["images", "features", "text", "generated"]
+    kind: Literal["images", "features", "text", "characters", "generated"]
     shape: tuple[int, ...]  # of one sample; empty for texts
     classes: int
     train: int | None  # samples; None where it depends on who made the set
@@ -272,7 +272,8 @@ _ALL = [
     ),
     Entry(
         "tinyshakespeare", "40,000 lines of Shakespeare, character by character", "public domain",
-        "text", (1,), 65, 1_003_854, 111_538, files=(Layout("tinyshakespeare", ("input.txt",)),),
+        "characters", (1,), 65, 1_003_854, 111_538,
+        files=(Layout("tinyshakespeare", ("input.txt",)),),
         get="fissile data get tinyshakespeare (https://github.com/karpathy/char-rnn)",
         urls=(_SHAKESPEARE,), read=read_characters,
     ),

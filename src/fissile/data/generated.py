@@ -30,13 +30,13 @@ def features(
 
 
 def text(*, names: str = "abcdefghijklmnop", length: int = 5000, seed: int = 0) -> Labelled:
-    """A text in which two characters follow each other: three ways to go on, at odds of 6:3:1.
+    """A text in which every character goes on in one of three ways, at odds of 6:3:1.
 
     >>> text().classes
     16
     """
     rng, count = np.random.default_rng(seed), len(names)
-    after = np.array([rng.permutation(count)[:3] for _ in range(count)])
+    after = np.array([[*rng.permutation(count)[:2], (at + 1) % count] for at in range(count)])
     ways = rng.choice(3, size=length, p=(0.6, 0.3, 0.1))
     found = np.zeros(length, dtype=np.uint8)
     for at in range(1, length):

@@ -173,8 +173,9 @@ class Results:
     def foreign(self) -> str:
         """What the networks saw, if it is not what the paper's did: to be said at every number."""
         task = getattr(self.works[0], "task", None)
-        if len(self.study.entries(self.run.scale, self.run.changes)) > 1:
-            encoders = dict.fromkeys(str(work.columns().get("encoder")) for work in self.works)
+        columns = [work.columns() for work in self.works]
+        if len({row.get("data") for row in columns}) > 1:  # a study on several sets
+            encoders = dict.fromkeys(str(row.get("encoder", "none")) for row in columns)
             return " and ".join(one for one in encoders if one not in ("none", PAPERS_ENCODER))
         usual = self.study.data(self.study.full)
         data = getattr(task, "data", None)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fissile import FileError, FissileError
-from fissile.data.text import Texts, read_banking, read_clinc
+from fissile.data.text import Texts, read_banking, read_characters, read_clinc
 
 
 def clinc(folder, **parts):
@@ -64,3 +64,22 @@ def test_texts_that_do_not_fit():
             Texts(["hi", "bye"], y, ["hello"], [0], names)
     fitting = Texts(["hi", "bye"], [0, 1], ["hello"], [0], ("a", "b"))
     assert (fitting.classes, fitting.y.dtype) == (2, np.int64)
+
+
+def test_characters_and_what_comes_next(tmp_path):
+    text = "abcab\n" * 10
+    (tmp_path / "input.txt").write_text(text, "utf-8")
+    found = read_characters(tmp_path)
+    assert found.names == ("\n", "a", "b", "c")
+    assert found.x.shape == (53, 1)
+    assert found.x_test.shape == (5, 1)
+    for x, y, part in ((found.x, found.y, text[:54]), (found.x_test, found.y_test, text[54:])):
+        assert "".join(found.names[k] for k in [*x[:, 0], y[-1]]) == part
+        assert (x[1:, 0] == y[:-1]).all()
+
+
+@pytest.mark.parametrize("text", ["aaaa", "", "".join(map(chr, range(33, 400)))])
+def test_a_text_of_too_few_or_too_many_characters(text, tmp_path):
+    (tmp_path / "input.txt").write_text(text, "utf-8")
+    with pytest.raises(FissileError, match="different characters, not 2 to 256"):
+        read_characters(tmp_path)

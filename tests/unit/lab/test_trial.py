@@ -61,6 +61,8 @@ DIFFERENT = [
     Trial(Images(projection=512)),
     Trial(Images(mirror=True)),
     Trial(Features(scaling="unit")),
+    Trial(Features(), diagnosed=True),
+    Trial(Features(), arm=Arm("means", 2)),
     Trial(Images("generated-images")),
     Sampling(),
     Sampling(number=1),

@@ -59,8 +59,8 @@ def source(what: str | os.PathLike[str], data: str | os.PathLike[str] | None = N
         return of_folder(what)
     if ENTRIES[name].kind == "text":
         return of_texts(name, load_texts(name, place))
-    if ENTRIES[name].kind == "features":
-        raise FissileError(f"{name} is features already; give a set of images or texts")
+    if (kind := ENTRIES[name].kind) in ("features", "characters"):
+        raise FissileError(f"{name} is {kind} already; give a set of images or texts")
     return of_images(name, load(name, place))
 
 
