@@ -106,6 +106,7 @@ MADE := codes superposition interference capacity cosine circuits clustered embe
   embed-clauses theory
 ON_FEATURES := cifar100 equivalence timing cosine-width feature-demand structured dynamic-search \
   dynamic single-mask dropconnect deep
+ON_SETS := foretell interference-real guided
 results: export FISSILE_LAB := results/store
 results: .venv/demo.stamp
 	$(BIN)/fissile take results/trials/*.parquet
@@ -114,12 +115,15 @@ results: .venv/demo.stamp
 	-$(BIN)/fissile run clinc150 --scale paper --device $(DEVICE)
 	-$(BIN)/fissile run $(ON_FEATURES) --scale paper --device $(DEVICE) --set data=$(FEATURES)
 	-[ $(DEVICE) = cpu ] || $(BIN)/fissile run cnn-256 cnn-512 --scale paper --trials 3 --device $(DEVICE)
+	-$(BIN)/fissile run $(ON_SETS) --scale paper --device $(DEVICE)
+	-[ $(DEVICE) = cpu ] || $(BIN)/fissile run transformer --scale paper --device $(DEVICE)
 	$(BIN)/fissile report --scale paper --to results
 	for id in $$(sed 1d results/claims.csv | cut -d, -f1 | sort -u); do \
 	  $(BIN)/fissile results $$id --scale paper --format parquet --to results/tidy/$$id.parquet; \
 	  $(BIN)/fissile results $$id --scale paper --format trials --to results/trials/$$id.parquet; \
 	  done
 	$(BIN)/python docs/scripts/readings.py
+	$(BIN)/python docs/scripts/foretell.py
 	$(BIN)/python docs/scripts/include.py
 
 clean:

@@ -86,10 +86,12 @@ def test_features_that_are_not_the_paper_s_are_named_beside_every_number():
     for name in SHOWN:
         frame = wide(name)
         encoders = set(frame["encoder"]) - {"none"} if "encoder" in frame else set()
+        [told] = {row["features"] for row in claims_of(name)}
+        assert told == " and ".join(one for one in told.split(" and ") if one in encoders)
         for encoder in encoders:
             assert "not CLIP" in encoder
-            assert {row["features"] for row in claims_of(name)} == {encoder}
-            assert f"| {name} ({encoder}" in readme
+            assert encoder in told
+            assert any(row.startswith(f"| {name} ({told}") for row in readme.splitlines())
             assert f"the networks saw {encoder}" in page
             if STUDIES[name].published:
                 assert encoder in (RESULTS / "tables" / f"{name}.md").read_text()

@@ -21,6 +21,7 @@ import numpy as np
 
 import fissile
 from fissile._common.errors import FissileError, printable
+from fissile.data.catalogue import ENTRIES
 from fissile.lab import plots
 from fissile.lab.claims import Status, Verdict, counts
 from fissile.lab.frame import labelled, pick
@@ -260,6 +261,12 @@ def _where(row: Mapping[str, Any]) -> str:
     return f"{row['study']} ({apart})" if apart else str(row["study"])
 
 
+def _seen(published: Published, results: Results) -> str:
+    """Return what the networks of a table saw, if it is not what the paper's did."""
+    data = str(published.where.get("data", ""))  # of a study on several sets
+    return ENTRIES[data].encoder if data in ENTRIES else results.foreign
+
+
 def tables_markdown(results: Results) -> str:
     """Return the tables of a study for a README: our numbers, and in brackets the paper's.
 
@@ -271,7 +278,7 @@ def tables_markdown(results: Results) -> str:
         rows = [(labelled(published.along), *published.arms)]
         for place, cells in held.rows.items():
             rows.append((str(place), *map(_both, cells)))
-        on = f" on {_markdown(results.foreign)}" if results.foreign else ""
+        on = f" on {_markdown(seen)}" if (seen := _seen(published, results)) else ""
         on += f" with {_markdown(results.apart)}" if results.apart else ""
         on += f" ({results.done})" if results.done else ""
         none = "; not the paper’s settings" if results.apart else "; the paper has none"
@@ -355,7 +362,11 @@ class _Section:
 def _section(results: Results, folder: Path) -> _Section:
     tables = [table(published, results) for published in results.study.published]
     if tables:
-        rows = [{**row, "features": results.foreign} for one in tables for row in one.numbers]
+        rows = [
+            {**row, "features": _seen(one.published, results)}
+            for one in tables
+            for row in one.numbers
+        ]
         path = folder / "tables" / results.study.id
         write_csv(path.with_suffix(".csv"), rows)
         path.with_suffix(".md").write_text(tables_markdown(results), "utf-8", newline="\n")

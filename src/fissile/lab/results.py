@@ -169,11 +169,11 @@ class Results:
         curves = {"dense": list(dense.values()), **found} if dense else found
         return single or {name: _padded(several) for name, several in curves.items()}
 
-    @property
+    @cached_property
     def foreign(self) -> str:
         """What the networks saw, if it is not what the paper's did: to be said at every number."""
         task = getattr(self.works[0], "task", None)
-        columns = [work.columns() for work in self.works]
+        columns = [work.columns() for work in _cells(self.works)]
         if len({row.get("data") for row in columns}) > 1:  # a study on several sets
             encoders = dict.fromkeys(str(row.get("encoder", "none")) for row in columns)
             return " and ".join(one for one in encoders if one not in ("none", PAPERS_ENCODER))

@@ -126,9 +126,9 @@ def _panels(sets: Sequence[str], make: Any) -> tuple[tuple[Panel, ...], ...]:
     return tuple(tuple(panels[start : start + 3]) for start in range(0, len(panels), 3))
 
 
-def _improvement(arms: tuple[str, ...]) -> Any:
+def _improvement(arms: tuple[str, ...], stars: tuple[str, ...] = ()) -> Any:
     return lambda where, title: Lines(
-        "neurons", "improvement", arms, where, title, arms, baseline=0.0, log=True
+        "neurons", "improvement", arms, where, title, stars, baseline=0.0, log=True
     )
 
 
@@ -145,7 +145,7 @@ FORETELL = Study(
     "all other data sets is asked for the gain on each.",
     arms=(DENSE, _RANDOM),
     scales=_scales(tuple(_SETS)),
-    figure=_panels(tuple(_SETS), _improvement(("random-4",))),
+    figure=_panels(tuple(_SETS), _improvement(("random-4",), ("random-4",))),
     claims=(
         _foretold("Features per neuron and the capacity of class means foretell",
                   "load", "before_means"),
