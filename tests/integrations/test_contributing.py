@@ -108,10 +108,7 @@ def test_a_study_is_added_as_it_says_and_breaks_no_test(clone):
     assert "`mine.STUDY` to `STUDIES`" in section("Adding a study")
     edited(
         clone / "src" / "fissile" / "lab" / "studies" / "__init__.py",
-        (
-            "import circuits, detail, embedding, real,",
-            "import circuits, detail, embedding, mine, real,",
-        ),
+        ("    foretell,\n", "    foretell,\n    mine,\n"),
         ("        *FRONTIERS,\n", "        mine.STUDY,\n        *FRONTIERS,\n"),
     )
     python(clone, "-m", "ruff", "check", "src/fissile/lab/studies/mine.py")
