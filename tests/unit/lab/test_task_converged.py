@@ -155,7 +155,13 @@ def test_how_long_others_are_tuned_does_not_matter():
     usual = {one.key for one in study.converged("paper")}
     assert {one.key for one in study.converged("paper", {"fine_tune": 99})} == usual
     assert usual.isdisjoint(one.key for one in study.converged("paper", {"warm_up": 24}))
-    assert study.converged("smoke") == []
+
+
+def test_the_smallest_scale_has_no_converged_network_and_the_others_have():
+    for study in STUDIES.values():
+        assert study.converged("smoke") == []
+        if CRITERION in study.claims and study.id != "timing":  # which splits early at scale quick
+            assert study.converged("quick")
 
 
 def test_every_study_that_trains_networks_has_the_claim():
