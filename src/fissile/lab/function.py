@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import product
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ def call(work: FunctionTrial) -> dict[str, float]:
             raise FissileError(f"it returned {found!r}; return a dict of names and numbers")
         if taken := sorted(set(found) & set(work.columns())):
             raise FissileError(f"{taken[0]!r} is a setting; give the number another name")
-        return {str(name): float(_plain(value)) for name, value in found.items()}
+        numbers = {str(name): float(_plain(value)) for name, value in found.items()}
+        if wrong := [name for name, value in numbers.items() if not isfinite(value)]:
+            raise FissileError(f"{wrong[0]!r} is {numbers[wrong[0]]}; return finite numbers")
+        return numbers
 
 
 def trials_of(

@@ -17,7 +17,7 @@ from math import inf
 from typing import Any
 
 from fissile._common.errors import FissileError
-from fissile._common.progress import ProgressBar
+from fissile._common.progress import ProgressBar, number_of
 from fissile.lab.batching import Backend, Batch, Halt, Local, Lost, Pending, Report, Unit, batches
 from fissile.lab.store import Store
 from fissile.lab.trial import Features, Images, Text, Work
@@ -48,7 +48,8 @@ class Tally:
 
     def text(self) -> str:
         """Return the counts as one line."""
-        parts = [f"{self.computed:,} trials computed", f"{self.found:,} found in the store"]
+        computed = number_of(self.computed, "trial")
+        parts = [f"{computed} computed", f"{self.found:,} found in the store"]
         if self.elsewhere:
             parts.append(f"{self.elsewhere:,} computed by another process")
         if self.left:
@@ -98,7 +99,7 @@ class Bar(ProgressBar, Watcher):
 
     def _lines(self) -> list[str]:
         lines = [
-            f"  {worker}: {trials:,} trials, {trials / max(seconds, 1e-9):,.3g} a second"
+            f"  {worker}: {number_of(trials, 'trial')}, {trials / max(seconds, 1e-9):,.3g} a second"
             for worker, (trials, seconds) in list(self._workers.items())[: self._SHOWN]
         ]
         more = len(self._workers) - self._SHOWN
@@ -292,8 +293,8 @@ class _Runner:
             self.pending.add_alone(rest)
             return
         text = str(error) or type(error).__name__
-        ours = isinstance(error, FissileError | Lost)  # and needs no traceback
-        _log.warning("%d trials failed: %s", len(batch), text, exc_info=None if ours else error)
+        if not isinstance(error, FissileError | Lost):  # the others are told at the end, whole
+            _log.warning("%s failed: %s", number_of(len(batch), "trial"), text, exc_info=error)
         self.tally.failed[text] += len(batch)
         self._advance(batch)
 
