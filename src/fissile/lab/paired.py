@@ -130,6 +130,11 @@ def _checked(arms: Arms) -> dict[str, dict[str, Any]]:
                 f"the arm {name!r} sets what the experiment sets: the names {DENSE!r} and "
                 f"{_WARM!r}, seed, optimizer and inplace; leave that out"
             )
+        if whole("alpha", options["alpha"], least=1) == 1:
+            raise FissileError(
+                f"the arm {name!r} has alpha=1, which splits nothing; give 2 or more (the dense "
+                "arm comes by itself)"
+            )
     return {DENSE: dict[str, Any](), **{name: dict(options) for name, options in given.items()}}
 
 

@@ -358,6 +358,8 @@ def uneven(model, optimizer):
         ({"score": lambda model: X}, r"score returned tensor\("),
         ({"arms": ()}, r"arms=\(\) are no arms"),
         ({"arms": "random"}, "arms='random' are no arms"),
+        ({"arms": (2, 1)}, "the arm 'random-1' has alpha=1, which splits nothing; give 2 or more"),
+        ({"arms": (2.5,)}, "alpha=2.5 is not a whole number"),
         ({"arms": {"a": {"split": "gram"}}}, "are no arms"),
         ({"arms": {"dense": {"alpha": 2}}}, "the arm 'dense' sets what the experiment sets"),
         ({"arms": {"a": {"alpha": 2, "seed": 1}}}, "the arm 'a' sets"),
