@@ -23,7 +23,7 @@ from fissile.lab.trial import from_spec
 _COLUMNS = ("key", "kind", "spec", "measures", "arrays", "provenance", "seconds", "finished")
 _BINARY, _NUMBER = "arrays", "seconds"
 _ROWS = 1_000  # read in one go
-_ABOUT = b"fissile"
+_ABOUT, _MAGIC = b"fissile", b"PAR1"
 
 
 def write(file: IO[bytes], store: Store, run: Run | None, keys: Sequence[str]) -> None:
@@ -69,7 +69,13 @@ class TrialsFile:
         from pyarrow import parquet
 
         with self._open() as held, undamaged(self.file, "the run"):
-            table = parquet.ParquetFile(held)
+            foreign = held.read(len(_MAGIC)) != _MAGIC
+            table = None if foreign else parquet.ParquetFile(held)
+            if table is None or _ABOUT not in (table.schema_arrow.metadata or {}):
+                raise FileError(
+                    f"{self.file} is no file of trials; give one that `fissile results RUN "
+                    "--format trials --to FILE` wrote, or the folder of a store"
+                )
             told = json.loads(table.schema_arrow.metadata[_ABOUT])
             times = table.read(["finished"]).column(0).to_pylist()
             return [run_of(told[0], told[1], min(times))] if told and times else []

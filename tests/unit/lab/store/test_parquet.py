@@ -96,6 +96,14 @@ def test_nothing_is_taken_from_a_damaged_file(damage, file, tmp_path):
         assert (here.count(), here.runs()) == (0, [])
 
 
+@pytest.mark.parametrize("damage", ["a text", "without its run"])
+def test_what_is_no_file_of_trials_is_not_called_damaged(damage, file, tmp_path):
+    BAD[damage](file)
+    err = called("take", file, "--out", tmp_path / "here", code=1).stderr
+    assert f"error: {file} is no file of trials; give one that `fissile results RUN" in err
+    assert "damaged" not in err
+
+
 def test_the_command_takes_folders_and_files_that_the_command_wrote(file, tmp_path):
     there, here, kept = tmp_path / "there", tmp_path / "here", tmp_path / "kept.parquet"
     said = called("take", there, file, "--out", here).stdout
