@@ -1,4 +1,4 @@
-"""FissileClassifier's short search beside the full one, on data that neither was chosen on.
+"""FissileClassifier's short search beside the full one, on data mostly not used to choose it.
 
     FISSILE_DATA=... python benchmarks/sklearn_search.py
     python benchmarks/sklearn_search.py --only digits --seeds 2     # writes no file
