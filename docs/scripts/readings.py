@@ -152,7 +152,7 @@ def by_mirror():
         study = STUDIES[f"cnn-{projection}"]
         for neurons in WIDE:
             paper, cells = study.published[0].values[neurons]["dense"][0], []
-            for suffix in ("", "-mirrored"):
+            for suffix in ("-unmirrored", ""):
                 path = ROOT / "results" / "tidy" / f"{study.id}{suffix}.parquet"
                 kept = pandas.read_parquet(path).query(
                     "measure == 'accuracy' and arm == 'dense' and neurons == @neurons"
