@@ -1,24 +1,51 @@
 """What mkdocs does besides: bring figures from results/ in, and show notebooks as pages.
 
 Pages name figures by where they lie in the repository (`../results/figures/codes.png`), so that
-they show there too; on the site they lie in `results/`.
+they show there too; on the site they lie in `results/`. The gallery, the command line and
+CONTRIBUTING are pages that are made at every build.
 """
 
 import base64
 import json
 import re
+import sys
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
-FIGURE = re.compile(r"\.\./(results/figures/[\w.-]+)")
+FIGURE = re.compile(r"(?:\.\./)+(results/figures/[\w.-]+)")
+MADE = {}
+
+
+def on_config(config):
+    """Make the pages that follow from results/ and from the source, and list them."""
+    sys.path.append(str(Path(__file__).parent))  # where the other scripts are
+    import gallery
+
+    MADE.update(gallery.pages())
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    MADE["contributing.md"] = text.replace("](docs/", "](")
+    fill(config.nav, gallery.nav(MADE))
+    return config
+
+
+def fill(nav, sections):
+    """Put a section's pages where the navigation has its name with an empty list."""
+    for entry in nav:
+        for title, below in entry.items() if isinstance(entry, dict) else ():
+            if below == [] and title in sections:
+                entry[title] = sections[title]
+            elif isinstance(below, list):
+                fill(below, sections)
 
 
 def on_files(files, config):
     """Add every figure that a page names, and a page for every notebook."""
-    pages = [Path(file.abs_src_path) for file in files.documentation_pages()]
-    named = {name for page in pages for name in FIGURE.findall(page.read_text("utf-8"))}
+    texts = [Path(file.abs_src_path).read_text("utf-8") for file in files.documentation_pages()]
+    named = {name for text in [*texts, *MADE.values()] for name in FIGURE.findall(text)}
+    for name, text in MADE.items():
+        files.append(File.generated(config, name, content=text))
     for name in sorted(named):
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
@@ -29,9 +56,10 @@ def on_files(files, config):
     return files
 
 
-def on_page_markdown(markdown, **_):
+def on_page_markdown(markdown, page, **_):
     """Point at the figures where the site has them, and let tables inside of HTML be tables."""
-    return FIGURE.sub(r"\1", markdown).replace("<details", '<details markdown="1"')
+    up = "../" * page.file.src_uri.count("/")
+    return FIGURE.sub(rf"{up}\1", markdown).replace("<details", '<details markdown="1"')
 
 
 def page_of(notebook, stem):

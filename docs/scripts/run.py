@@ -52,9 +52,9 @@ def blocks(text):
     ]
 
 
-def run(text, page, folder, given=None):
+def run(text, page, folder):
     """Run a page's blocks in a folder and return what each prints; None for one left out."""
-    names = {"__name__": "__main__"} | (given or {})
+    names = {"__name__": "__main__"}
     printed = []
     before = os.getcwd()
     os.chdir(folder)
