@@ -123,6 +123,7 @@ results: .venv/demo.stamp
 	  $(BIN)/fissile results $$id --scale paper --format trials --to results/trials/$$id.parquet; \
 	  done
 	$(BIN)/python docs/scripts/readings.py
+	$(BIN)/python docs/scripts/front.py
 	$(BIN)/python docs/scripts/foretell.py
 	$(BIN)/python docs/scripts/include.py
 

@@ -44,25 +44,16 @@ page_runner, include = script("run"), script("include")
 PAGES = [page for page in include.pages() if page_runner.blocks(page.read_text("utf-8"))]
 
 
-def given(page):
-    """What a page takes for granted: the README's bank has no room for data."""
-    x = torch.rand(64, 32, generator=torch.Generator().manual_seed(0))
-    y = (x[:, 0] > 0.5).long()
-    return {"x": x, "y": y, "x_test": x, "y_test": y} if page.name == "README.md" else {}
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.filterwarnings("ignore:The '.*' does not have many workers:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
 def test_a_page_runs_and_prints_what_it_shows(page, tmp_path):
     text = page.read_text("utf-8")
     with torch.random.fork_rng():
-        printed = page_runner.run(text, page, tmp_path, given(page))
+        printed = page_runner.run(text, page, tmp_path)
     for block, out in zip(page_runner.blocks(text), printed, strict=True):
         if block.shown is not None:
             assert page_runner.alike(block.shown, out), f"line {block.line}: printed\n{out}"
-    if page.name == "README.md":
-        assert "7,940 non-zero weights" in printed[0]
 
 
 def test_the_studies_of_the_page_on_studies_run(tmp_path, monkeypatch):
@@ -97,8 +88,6 @@ def test_few_blocks_are_left_out_and_each_says_why():
 
 def test_what_prints_is_shown():
     for page in PAGES:
-        if page.name == "README.md":
-            continue
         for block in page_runner.blocks(page.read_text("utf-8")):
             prints = re.search(r"^\s*(print|fissile\.summary)\(", block.code, re.M)
             assert not prints or block.shown, f"{page.name}, line {block.line}"

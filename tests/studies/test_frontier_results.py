@@ -19,6 +19,11 @@ def page(name):
     return (ROOT / "docs" / name).read_text("utf-8")
 
 
+def told():
+    """Return all pages on the frontier, one after the other."""
+    return "".join(map(page, sorted(path.name for path in (ROOT / "docs").glob("frontier*.md"))))
+
+
 @pytest.fixture(scope="module")
 def scripts():
     with pytest.MonkeyPatch.context() as patch:
@@ -41,8 +46,8 @@ def found(docs):
 
 @pytest.fixture
 def prose():
-    """The page as one line, so that a sentence may break anywhere."""
-    return " ".join(page("frontier.md").split())
+    """The pages as one line, so that a sentence may break anywhere."""
+    return " ".join(told().split())
 
 
 # --- the file of results
@@ -91,7 +96,7 @@ def test_the_included_files_are_made_from_the_results(scripts):
     made = frontier.files() | ablation.files()
     for name, text in made.items():
         assert text == page(f"parts/frontier-{name}.md"), f"{name}: run the scripts in docs"
-        assert f"<!-- include: docs/parts/frontier-{name}.md -->" in page("frontier.md")
+        assert f"<!-- include: docs/parts/frontier-{name}.md -->" in told()
     assert {f"frontier-{name}.md" for name in made} == {
         path.name for path in (ROOT / "docs" / "parts").glob("frontier-*.md")
     }

@@ -20,7 +20,7 @@ def read(name):
 
 
 def page(name):
-    folder = ROOT / "docs" if name == "packing.md" else ROOT / "docs" / "parts"
+    folder = ROOT / "docs" if name == "packing-speed.md" else ROOT / "docs" / "parts"
     return (folder / name).read_text("utf-8")
 
 
@@ -96,7 +96,7 @@ def test_what_the_page_says_of_eight_children():
             ", ".join(f"{packed[size, batch, dtype]:.2f}" for dtype in ("float16", "bfloat16"))
             for batch in (1, 4, 8, 16)
         ]
-        assert f"| {size.replace('x', ' × ')} | {' | '.join(cells)} |" in page("packing.md")
+        assert f"| {size.replace('x', ' × ')} | {' | '.join(cells)} |" in page("packing-speed.md")
 
 
 def test_what_the_page_says_of_the_other_gpu():

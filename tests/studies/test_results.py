@@ -1,7 +1,8 @@
-"""The results in the repository are those its claims were judged by, and the README quotes them."""
+"""The results in the repository are those its claims were judged by, and the pages quote them."""
 
 import csv
-import importlib.util
+import importlib
+import json
 from pathlib import Path
 
 import pandas
@@ -62,7 +63,7 @@ def test_the_claims_follow_from_the_results_in_the_repository(study):
     assert told == [(claim.text, verdict.status, verdict.numbers) for claim, verdict in verdicts]
 
 
-def test_the_claims_for_the_readme_are_those_of_the_table():
+def test_the_claims_as_markdown_are_those_of_the_table():
     with open(RESULTS / "claims.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert (RESULTS / "claims.md").read_text("utf-8") == claims_markdown(rows)
@@ -82,7 +83,8 @@ def test_the_results_are_whole(study):
 
 
 def test_features_that_are_not_the_paper_s_are_named_beside_every_number():
-    readme, page = (ROOT / "README.md").read_text(), (RESULTS / "index.html").read_text()
+    claims = (ROOT / "docs" / "claims-tables.md").read_text()
+    page = (RESULTS / "index.html").read_text()
     for name in SHOWN:
         frame = wide(name)
         encoders = set(frame["encoder"]) - {"none"} if "encoder" in frame else set()
@@ -91,7 +93,7 @@ def test_features_that_are_not_the_paper_s_are_named_beside_every_number():
         for encoder in encoders:
             assert "not CLIP" in encoder
             assert encoder in told
-            assert any(row.startswith(f"| {name} ({told}") for row in readme.splitlines())
+            assert any(row.startswith(f"| {name} ({told}") for row in claims.splitlines())
             assert f"the networks saw {encoder}" in page
             if STUDIES[name].published:
                 assert encoder in (RESULTS / "tables" / f"{name}.md").read_text()
@@ -121,14 +123,39 @@ def test_masks_move_as_was_best_on_held_out_samples(grow, arm):
     assert all(set(moved[name]) == {value} for name, value in moves.items())
 
 
-def test_the_readme_shows_the_results_as_they_are():
-    readme = (ROOT / "README.md").read_text()
-    spec = importlib.util.spec_from_file_location(
-        "include", ROOT / "docs" / "scripts" / "include.py"
-    )
-    include = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(include)
-    assert include.filled(readme) == readme
-    named = [part[1] for part in include.PART.findall(readme)]
+@pytest.fixture
+def script(monkeypatch):
+    """Return a script of the docs as a module."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "scripts")
+    return importlib.import_module
+
+
+def test_the_pages_show_the_results_as_they_are(script):
+    include = script("include")
+    named = set()
+    for path in include.pages():
+        text = path.read_text("utf-8")
+        assert include.filled(text) == text, f"{path.name}: run python docs/scripts/include.py"
+        named |= {part[1] for part in include.PART.findall(text)}
     assert "results/claims.md" in named
     assert all((RESULTS / "claims.md").read_text().count(f"| {name}") for name in SHOWN)
+
+
+def test_the_front_page_s_numbers_are_the_results(script):
+    front, readme = script("front"), (ROOT / "README.md").read_text("utf-8")
+    for name, make in front.FILES.items():
+        there = (ROOT / "docs" / "parts" / name).read_text("utf-8")
+        assert make() == there, f"{name}: run python docs/scripts/front.py"
+        assert f"docs/parts/{name}" in readme
+
+
+def test_the_speed_told_beside_the_table_is_that_of_the_benchmark():
+    """How many times as fast as JAX at the sizes of real data, on both machines."""
+    folder, found = ROOT / "benchmarks" / "results", []
+    for name in ("2026-11-19-bank-epyc-2-cores", "2026-11-15-bank-h200"):
+        result = json.loads((folder / f"{name}.txt").read_text("utf-8").splitlines()[-1])
+        large = [one["jax/bank"] for task, one in result["ratios"].items() if "d=32" not in task]
+        found += [round(min(large), 1), round(max(large), 1)]
+    assert found == [1.4, 3.8, 0.1, 0.1]
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert "1.4 to 3.8 times as fast as JAX on two cores, and was behind JAX on an H200" in readme
