@@ -23,7 +23,7 @@ from fissile.expansion import split
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
-PLACES = (str(ROOT), "/home/", "/root/", "/tmp/", "site-packages", ".venv")
+PLACES = (str(ROOT), "/home/", "/root/", "/tmp/", "site-packages")
 
 
 def script(name):
