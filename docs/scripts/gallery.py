@@ -137,7 +137,7 @@ def alt(study, found):
 
 def plain(text):
     """Return a text that Markdown shows as it is."""
-    return re.sub(r"([\\*_\[\]<>|])", r"\\\1", text)
+    return re.sub(r"([\\*_\[\]|])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;")
 
 
 # --- the command line

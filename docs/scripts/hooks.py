@@ -64,11 +64,12 @@ def on_page_markdown(markdown, page, **_):
 
 def page_of(notebook, stem):
     """Return a notebook as Markdown and the pictures it shows, by file name."""
-    parts, pictures = [], {}
+    parts, pictures, heading = [], {}, stem
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             parts.append(source)
+            heading = next(iter(re.findall(r"^#+ (.+)$", source, re.M)[-1:]), heading)
             continue
         parts.append(f"```python\n{source}\n```")
         for output in cell["outputs"]:
@@ -76,7 +77,7 @@ def page_of(notebook, stem):
             if "image/png" in data:
                 name = f"{stem}-{len(pictures)}.png"
                 pictures[name] = base64.b64decode(data["image/png"])
-                parts.append(f"![Output of the cell above]({name})")
+                parts.append(f"![Figure of the section “{heading}”]({name})")
             else:
                 printed = "".join(output.get("text", data.get("text/plain", "")))
                 parts.append(f"```text\n{printed.rstrip()}\n```")
