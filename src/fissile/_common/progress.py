@@ -17,13 +17,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:,.1f} h"
 
 
-def number_of(count: int, what: str, several: str = "") -> str:
+def number_of(count: int, what: str) -> str:
     """Return a count with its noun, in the plural if it is not one.
 
-    >>> number_of(1, "trial"), number_of(1_200, "trial"), number_of(2, "class", "classes")
-    ('1 trial', '1,200 trials', '2 classes')
+    >>> number_of(1, "trial"), number_of(1_200, "trial")
+    ('1 trial', '1,200 trials')
     """
-    return f"{count:,} {what if count == 1 else several or what + 's'}"
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -45,13 +45,13 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 class ProgressBar:
     """Shows on stderr how much of a task is done and how long the rest takes (needs rich).
 
-    >>> with ProgressBar("encoding", "images") as bar:
+    >>> with ProgressBar("encoding", "image") as bar:
     ...     bar.start(50_000)
     ...     bar.advance(64)
 
     Args:
         task: what is going on.
-        unit: what is counted.
+        unit: what is counted, one of it.
         lines: returns more lines to show below the bar.
     """
 
@@ -109,7 +109,7 @@ class ProgressBar:
 
     def refresh(self, ahead: float = 0.0) -> None:
         """Show the bar as it is now, with some work of an unfinished unit ahead of the count."""
-        count = f"{self._done:,} of {self._total:,} {self.unit}"
+        count = f"{self._done:,} of {number_of(self._total, self.unit)}"
         if self.note:
             count = f"{count}, {self.note}"
         at = self._worked + ahead

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from fissile._common.errors import FissileError, check_device, needs, whole
-from fissile._common.progress import ProgressBar
+from fissile._common.progress import ProgressBar, number_of
 from fissile._common.shapes import Float, Int, brief
 from fissile.bank import engines
 from fissile.bank.spec import Arm, Dense, Dynamic, Spec
@@ -79,9 +79,9 @@ class Progress:
     def of(self, networks: int, epochs: int) -> Iterator[None]:
         """Show the bar while a bank trains ``epochs`` epochs, summed over its networks."""
         needs("rich", "bank")
-        text = f"{networks:,} network" + ("s" if networks != 1 else "")
+        text = number_of(networks, "network")
         self._steps, self._since = 0, time.perf_counter()
-        with ProgressBar(text, "epochs") as self._bar:
+        with ProgressBar(text, "epoch") as self._bar:
             self._bar.start(epochs)
             yield
 

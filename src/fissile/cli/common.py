@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fissile._common.errors import FissileError, printable
-from fissile._common.progress import duration
+from fissile._common.progress import duration, number_of
 from fissile.lab.batching import Local, default_jobs, pool
 from fissile.lab.frame import labelled
 from fissile.lab.readings import NAMED, QUESTIONS
@@ -88,7 +88,7 @@ def interruptible(store: Store) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        stored = f"{store.count():,} trials are stored in {store.path}"
+        stored = f"{store.path} holds {number_of(store.count(), 'trial')}"
         typer.echo(printable(f"Stopped. {stored}; the same command goes on."), err=True)
         raise typer.Exit(130) from None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from fissile._common.errors import FissileError
+from fissile._common.progress import number_of
 from fissile.cli import check
 
 if __name__ == "__main__":  # before anything is imported that may be missing
@@ -55,8 +56,8 @@ def main(
     """Run the case study of the paper on generated data."""
     console = Console()
     console.print(
-        f"{trials} networks warm up for {epochs} epochs, then go on in {len(_STUDY.arms)} arms for "
-        f"{epochs} more."
+        f"{number_of(trials, 'network')} warm up for {number_of(epochs, 'epoch')}, then go on in "
+        f"{len(_STUDY.arms)} arms for {epochs} more."
     )
     try:
         results = trained(trials, epochs)
@@ -91,7 +92,7 @@ def trained(trials: int, epochs: int) -> Results:
 def _table(frame: DataFrame, epochs: int, trials: int) -> Table:
     table = Table(
         title=f"8 clauses of 4 literals, 8 neurons, alpha 2; {epochs} + {epochs} epochs, "
-        f"{trials} trials",
+        f"{number_of(trials, 'trial')}",
         caption="mean ± standard error; the paper trained 1000 + 1000 epochs for this example",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

@@ -79,7 +79,7 @@ def embed(
     target = to or places(data)[0] / f"{name}.safetensors"
     since = time.perf_counter()
     try:
-        with ProgressBar("encoding", "items") as bar:
+        with ProgressBar("encoding", "item") as bar:
             made = embed_set(
                 found, coder, target, batch=batch, workers=workers, pca=pca, normalize=normalize,
                 dtype=dtype.value, progress=bar,

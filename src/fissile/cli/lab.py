@@ -18,7 +18,7 @@ import typer
 import fissile
 from fissile._common.errors import FissileError, printable
 from fissile._common.files import atomic_write
-from fissile._common.progress import duration
+from fissile._common.progress import duration, number_of
 from fissile.cli import data, embed, pack, play, try_file
 from fissile.cli.common import (
     OUT,
@@ -127,7 +127,7 @@ def take(
             else:
                 store.take(TrialsFile(other))
         new = store.count() - before
-        typer.echo(f"{new:,} trials are new; {out} holds {store.count():,}.")
+        typer.echo(f"{number_of(new, 'new trial')}; {out} holds {store.count():,}.")
 
 
 @app.command("new-study", epilog="Example: fissile new-study my_study.py")

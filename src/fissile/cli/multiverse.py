@@ -10,7 +10,7 @@ import typer
 
 from fissile._common.cores import cores
 from fissile._common.errors import FissileError
-from fissile._common.progress import duration
+from fissile._common.progress import duration, number_of
 from fissile.cli.common import (
     NAMES,
     OUT,
@@ -118,8 +118,8 @@ def _announce(
         seconds = estimate({"": missing}, store.times(), device, workers).seconds
         time = "" if seconds is None else f", about {duration(seconds)} on this machine"
     typer.echo(
-        f"{readings} readings of {', '.join(run.study for run in runs)}: {len(works):,} trials, "
-        f"of which {len(missing):,} are not stored{time}.",
+        f"{number_of(readings, 'reading')} of {', '.join(run.study for run in runs)}: "
+        f"{number_of(len(works), 'trial')}, of which {len(missing):,} are not stored{time}.",
         err=True,
     )
 

@@ -17,7 +17,7 @@ import typer
 
 from fissile._common.cores import cores
 from fissile._common.errors import FissileError
-from fissile._common.progress import duration
+from fissile._common.progress import duration, number_of
 from fissile.bank import check_device
 from fissile.cli.common import (
     OUT,
@@ -320,7 +320,7 @@ def _print_estimate(
         table.add_row(study, f"{len(asked[study]):,}", f"{len(missing[study]):,}", _time(seconds))
     show(table)
     total = _time(expected.seconds)
-    typer.echo(f"All {expected.trials:,} on {expected.workers:,} workers: {total}.")
+    typer.echo(f"All {expected.trials:,} on {number_of(expected.workers, 'worker')}: {total}.")
     if expected.unknown:
         kinds = ", ".join(expected.unknown)
         typer.echo(f"No time is known, and none can be tried here, of: {kinds}.")

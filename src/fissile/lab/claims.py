@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
+from fissile._common.progress import number_of
 from fissile.lab.frame import paired, pick
 from fissile.lab.stats import ENOUGH, LEVEL, Array, holm, interval
 
@@ -69,7 +70,7 @@ class Claim:
         if len(frame) and "trial" in frame:
             trials = frame.loc[frame["arm"] != "converged", "trial"].nunique()
         if found.status != "no data" and 0 < trials < getattr(self.check, "least_trials", ENOUGH):
-            few = "one trial proves" if trials == 1 else f"{trials} trials prove"
+            few = f"{number_of(trials, 'trial')} {'proves' if trials == 1 else 'prove'}"
             return Verdict("not significant", f"{few} nothing, it takes {ENOUGH}: {found.numbers}")
         return found
 
@@ -106,11 +107,6 @@ def signed(value: float, p: float) -> Status:
 def p_text(p: float) -> str:
     """Return a p-value as text."""
     return "no p-value" if isnan(p) else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def cells_text(count: int) -> str:
-    """Return a number of cells as text."""
-    return f"{count} {'cell' if count == 1 else 'cells'}"
 
 
 def words(where: Mapping[str, object]) -> str:
@@ -208,7 +204,7 @@ class Together:
         better, worse, weakest = _counted(cells)
         up, down = ("lower", "higher") if self.checks[0].lower else ("higher", "lower")
         numbers = (
-            f"{better} of {cells_text(len(cells))} significantly {up}, "
+            f"{better} of {number_of(len(cells), 'cell')} significantly {up}, "
             f"{worse} significantly {down}; weakest: {weakest.text} at {weakest.place}"
         )
         # A few cells that are mostly spared would prove nothing.
@@ -230,7 +226,7 @@ class Often(Beats):
         higher = sum(cell.gain > 0 for cell in cells)
         better, worse, _ = _counted(cells)
         numbers = (
-            f"better in {higher} of {len(cells)} cells, significantly in {better}; "
+            f"better in {higher} of {number_of(len(cells), 'cell')}, significantly in {better}; "
             f"significantly worse in {worse}"
         )
         fails = 2 * higher < len(cells) and worse > better
@@ -264,8 +260,8 @@ class Leads:
             return NOTHING
         better, worse, weakest = _counted(cells)
         numbers = (
-            f"better than the best other in {better} of {len(cells)} cells, worse in {worse}; "
-            f"weakest: {weakest.text} against {weakest.place}"
+            f"better than the best other in {better} of {number_of(len(cells), 'cell')}, "
+            f"worse in {worse}; weakest: {weakest.text} against {weakest.place}"
         )
         return verdict(worse > 0, 2 * better >= len(cells), numbers)
 
@@ -292,7 +288,7 @@ class Alike(Beats):
         low, high, place = max(intervals, key=lambda found: max(abs(found[0]), abs(found[1])))
         numbers = (
             f"the furthest apart at {place}: difference between {low:+.2f} and {high:+.2f} with "
-            f"95 % confidence, {cells_text(len(intervals))}, margin {self.within:g}"
+            f"95 % confidence, {number_of(len(intervals), 'cell')}, margin {self.within:g}"
         )
         apart = any(low > self.within or high < -self.within for low, high, _ in intervals)
         level = all(-self.within <= low and high <= self.within for low, high, _ in intervals)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import needs
-from fissile._common.progress import aligned
+from fissile._common.progress import aligned, number_of
 from fissile.lab.stats import ENOUGH, LEVEL, compare, interval, summary
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class Experiment:
     @property
     def _note(self) -> str:
         unit = "Scores are in %, differences in points. " if self._points else ""
-        return f"{unit}{len(self.warm)} trials, paired; the intervals hold together, for all arms."
+        count = number_of(len(self.warm), "trial")
+        return f"{unit}{count}, paired; the intervals hold together, for all arms."
 
     def __repr__(self) -> str:
         """Show the counts; printed, it is the whole table."""

@@ -21,6 +21,7 @@ import numpy as np
 
 import fissile
 from fissile._common.errors import FissileError, printable
+from fissile._common.progress import number_of
 from fissile.data.catalogue import ENTRIES
 from fissile.lab import plots
 from fissile.lab.claims import Status, Verdict, counts
@@ -327,7 +328,7 @@ class _Section:
 
     @property
     def done(self) -> str:
-        return f"{len(self.results.rows):,} of {len(self.results.works):,} trials"
+        return f"{len(self.results.rows):,} of {number_of(len(self.results.works), 'trial')}"
 
     @property
     def altered(self) -> bool:

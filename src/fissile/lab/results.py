@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fissile._common.errors import FileError, FissileError
+from fissile._common.progress import number_of
 from fissile.lab.claims import AXES, Claim, Verdict
 from fissile.lab.frame import after, cells, described, table
 from fissile.lab.readings import reading, text, under, within
@@ -208,7 +209,7 @@ class Results:
 
 def told(rows: int, works: int) -> str:
     """Return how many trials are there, if not all."""
-    return "" if rows == works else f"{rows:,} of {works:,} trials"
+    return "" if rows == works else f"{rows:,} of {number_of(works, 'trial')}"
 
 
 def judged(

@@ -91,7 +91,7 @@ class Bar(ProgressBar, Watcher):
     _SHOWN = 8  # workers that have a line
 
     def __init__(self) -> None:
-        super().__init__("training", "trials", self._lines)
+        super().__init__("training", "trial", self._lines)
         self._workers: dict[str, tuple[int, float]] = {}  # trials and seconds of each
 
     def __enter__(self) -> Bar:

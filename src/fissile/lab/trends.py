@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fissile._common.progress import number_of
 from fissile.lab.claims import (
     AXES,
     NOTHING,
     Verdict,
-    cells_text,
     p_text,
     pairs,
     signed,
@@ -165,10 +165,13 @@ class Near:
             return NOTHING
         if self.error is not None:
             off = ((part[self.measure] - part[self.target]) / part[self.error]).abs()
-            numbers = f"{len(part)} rows, the furthest off by {off.max():.2g} standard errors"
+            furthest = f"the furthest off by {off.max():.2g} standard errors"
+            numbers = f"{number_of(len(part), 'row')}, {furthest}"
             return Verdict("holds" if off.max() <= 4 else "fails", numbers)
         ratio = part[self.measure] / part[self.target]
-        numbers = f"{len(part)} rows, between {ratio.min():.3g} and {ratio.max():.3g} times"
+        numbers = (
+            f"{number_of(len(part), 'row')}, between {ratio.min():.3g} and {ratio.max():.3g} times"
+        )
         near = 1 / self.factor <= ratio.min() and ratio.max() <= self.factor
         return Verdict("holds" if near else "fails", numbers)
 
@@ -233,8 +236,8 @@ class Best:
             return NOTHING
         rest = means.drop(ours)
         numbers = (
-            f"{means[ours]:.4g} over {len(table)} networks; the best of {len(rest)} other "
-            f"settings {rest.max():.4g}, the worst {rest.min():.4g}"
+            f"{means[ours]:.4g} over {number_of(len(table), 'network')}; the best of "
+            f"{number_of(len(rest), 'other setting')} {rest.max():.4g}, the worst {rest.min():.4g}"
         )
         return Verdict("holds" if means[ours] >= rest.max() else "fails", numbers)
 
@@ -293,7 +296,7 @@ class WarmedUp:
         numbers = (
             f"{share.min():.3f} to {share.max():.3f} of the converged accuracy, "
             f"mean {share.mean():.3f}; below {self.least:g} in {below} of "
-            f"{cells_text(len(part))}{f'; lowest at {where}' if where else ''}"
+            f"{number_of(len(part), 'cell')}{f'; lowest at {where}' if where else ''}"
         )
         if rising := int(part["rising"].sum()) if "rising" in part else 0:
             numbers += f"; {rising} still rose when stopped"

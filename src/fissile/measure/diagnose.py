@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fissile._common.errors import FissileError, needs, whole
-from fissile._common.progress import aligned
+from fissile._common.progress import aligned, number_of
 from fissile._common.shapes import Bool, Float, Int
 from fissile.measure import interference
 from fissile.measure.passing import Seen, passed
@@ -97,8 +97,8 @@ class PlaceDiagnosis:
             reached = self.total / (count if math.isnan(self.total_error) else count - 1)
             much = "much" if reached < MUCH else "little" if reached > LITTLE else "some"
             text = (
-                f"{count} features share {self.neurons} neurons, and each has {own:.0%} of a "
-                f"dimension to itself: {much} interference."
+                f"{count} features share {number_of(self.neurons, 'neuron')}, and each has "
+                f"{own:.0%} of a dimension to itself: {much} interference."
             )
         idle = [f"{len(self.dead)} dead"] * bool(self.dead)
         idle += [f"{len(self.duplicates)} alike another"] * bool(self.duplicates)
@@ -158,7 +158,7 @@ class Diagnosis:
     @property
     def note(self) -> str:
         """Return what the features are, what was left out, and what the numbers do not tell."""
-        told = f"Features: {self.what}; {self.samples:,} samples."
+        told = f"Features: {self.what}; {number_of(self.samples, 'sample')}."
         if self.left_out:
             told += f" Not measured: {', '.join(self.left_out)}."
         return (

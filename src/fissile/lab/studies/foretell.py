@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fissile._common.progress import number_of
 from fissile.bank.loop import Recipe
-from fissile.lab.claims import NOTHING, Alike, Beats, Claim, Often, Verdict, cells_text, verdict
+from fissile.lab.claims import NOTHING, Alike, Beats, Claim, Often, Verdict, verdict
 from fissile.lab.frame import pick
 from fissile.lab.stats import Array
 from fissile.lab.studies.common import DENSE, gram, names
@@ -91,7 +92,8 @@ class Foretells:
         r2 = 1 - error / float(((mean - gains) ** 2).mean())
         right = float(((said > 1) == (gains > 1)).mean())
         numbers = (
-            f"R² = {r2:.2f} over {cells_text(len(gains))} of {len(set(sets))} data sets; off by "
+            f"R² = {r2:.2f} over {number_of(len(gains), 'cell')} of "
+            f"{number_of(len(set(sets)), 'data set')}; off by "
             f"{error**0.5:.1f} points; right in {right:.0%} of cells about a gain above one point"
         )
         return verdict(r2 < self.least, r2 >= self.least, numbers)

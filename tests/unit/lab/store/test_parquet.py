@@ -107,7 +107,7 @@ def test_what_is_no_file_of_trials_is_not_called_damaged(damage, file, tmp_path)
 def test_the_command_takes_folders_and_files_that_the_command_wrote(file, tmp_path):
     there, here, kept = tmp_path / "there", tmp_path / "here", tmp_path / "kept.parquet"
     said = called("take", there, file, "--out", here).stdout
-    assert said == f"3 trials are new; {here} holds 3.\n"
+    assert said == f"3 new trials; {here} holds 3.\n"
     works = STUDIES["theory"].works("smoke")
     with Store(here) as store:
         store.add([replace(outcomes(1)[0], work=work) for work in works], HERE)
