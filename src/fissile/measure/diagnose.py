@@ -90,6 +90,9 @@ class PlaceDiagnosis:
     def sentence(self) -> str:
         """Return in words what the numbers mean."""
         own, count = self.total / self.features, self.features
+        given = math.isnan(self.total_error)  # directions, which no sample decides
+        if len(self.dead) == self.neurons and not (given and own):
+            return "Every neuron says the same for all samples: there is nothing to measure."
         if count == 1:
             text = "One feature cannot interfere; two classes differ in one direction."
         else:
@@ -341,6 +344,8 @@ def _misfit(what: str, seen: list[Seen]) -> str:
 def _diagnosed(model: nn.Module, seen: Seen, ways: _Features, draws: int) -> PlaceDiagnosis:
     place = seen.place
     weight, bias = rows_of(model, place)
+    if not place.neurons:
+        raise FissileError(f"{place.name!r} has no neurons, so there is nothing to measure")
     parts = len(weight) // place.neurons
     every, bias = (one.cpu() if one.itemsize > 2 else one.cpu().float() for one in (weight, bias))
     # The mean over positions meets every weight of a kernel.
@@ -359,7 +364,7 @@ def _diagnosed(model: nn.Module, seen: Seen, ways: _Features, draws: int) -> Pla
         error = float(torch.stack(totals).std())
     neurons = torch.cat([every, bias.unsqueeze(-1)], -1).unflatten(0, (parts, -1))
     reach = seen.said.amax(0) - seen.said.amin(0)
-    dead = reach <= _STILL * reach.max()
+    dead = reach <= _STILL * seen.said.abs().amax(0).maximum(reach.max())
     return PlaceDiagnosis(
         place=place.name,
         kind=place.kind,

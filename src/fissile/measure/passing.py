@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
-from fissile._common.errors import FissileError
+from fissile._common.errors import FissileError, first_line
 from fissile._common.shapes import Float, Int
 from fissile.discovery import Kind, Place, discover
 from fissile.discovery.meta_copy import random_numbers_apart
@@ -60,7 +60,7 @@ def passed(
         try:
             for batch in chain([first], batches):
                 batch = _beside(model, batch)
-                model(*batch.args, **batch.named)
+                _run(model, batch)
                 count = {ear.note(batch) for ear in ears}.pop()
                 labels.append(_labels_of(batch, count) if labelled else torch.zeros(count))
                 if sum(map(len, labels)) >= most:
@@ -71,6 +71,21 @@ def passed(
     if not sum(map(len, labels)):
         raise FissileError(f"data holds no samples; {_GIVE}")
     return [ear.seen(most) for ear in ears], torch.cat(labels)[:most]
+
+
+def _run(model: nn.Module, batch: Batch) -> None:
+    """Call the model; an error of its own says which data it was given."""
+    try:
+        model(*batch.args, **batch.named)
+    except FissileError:
+        raise
+    except Exception as error:
+        given = (*batch.args, *batch.named.values())
+        shapes = ", ".join(str(list(one.shape)) for one in given if isinstance(one, Tensor))
+        raise FissileError(
+            f"the model cannot read a batch of shape {shapes}: {first_line(error)}; give data as "
+            "the model takes them"
+        ) from error
 
 
 # --- places

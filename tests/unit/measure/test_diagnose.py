@@ -1,5 +1,6 @@
 """Diagnosing models: the measures themselves on the Boolean task, one clear error for bad input."""
 
+import copy
 import json
 import math
 
@@ -185,6 +186,25 @@ def test_dead_and_duplicate_neurons_are_found():
     assert "1 dead, 1 alike another" in row.sentence
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_where_nothing_varies_there_is_nothing_to_measure():
+    x, y = labelled()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+    for given, data in ((None, (torch.ones_like(x), y)), (torch.zeros(4, 6), (x, y))):
+        changed = copy.deepcopy(model)
+        if given is not None:
+            changed[0].weight.data = given
+        sentence = fissile.diagnose(changed, data).rows[0].sentence
+        assert (
+            sentence == "Every neuron says the same for all samples: there is nothing to measure."
+        )
+    directions = fissile.diagnose(model, torch.ones_like(x), features=torch.eye(6)).rows[0]
+    assert "6 features share 4 neurons" in directions.sentence  # which their weights tell alone
+    empty = torch.nn.Sequential(torch.nn.Linear(6, 0), torch.nn.ReLU(), torch.nn.Linear(0, 3))
+    with pytest.raises(fissile.FissileError, match="'0' has no neurons"):
+        fissile.diagnose(empty, (x, y))
+
+
 def test_effective_ranks_and_load():
     x, y = labelled(400, 8, 5)
     [narrow] = fissile.diagnose(mlp(8, 1, 5), (x, y))
@@ -242,6 +262,7 @@ BAD[3, 1] = math.nan
         ((X, ["cat", "dog", "fox"] * 30), {}, "data is not all numbers"),
         ((BAD, Y), {}, r"'layers.0' reads NaN or infinity in 1 of 90"),
         ([], {}, "data holds no samples"),
+        ((normal(90, 5), Y), {}, r"the model cannot read a batch of shape \[90, 5\]: mat1 and"),
         ("samples", {}, "data cannot be str"),
         (X, {"features": torch.full((2, 6), math.nan)}, "features hold NaN"),
         (X, {"features": torch.zeros(2, 6)}, "a direction of zeros"),
