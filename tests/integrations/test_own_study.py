@@ -121,7 +121,9 @@ def test_no_file_runs_because_a_store_names_it(tmp_path):
     source._MODULES.clear()
     where = ("--out", tmp_path / "lab")
     told = f"toy-1 cannot be shown: its study is in a file, .* Made by: fissile run .*{path.name}"
-    assert re.search(told, called("status", *where).stdout)
+    status = called("status", *where).stdout
+    assert re.match(told, status)
+    assert "scale" not in status.partition("Made by")[0]  # there is no table of nothing
     assert re.search(told, called("results", "toy-1", *where, code=1).stderr)
     assert re.search(told, called("compare", "toy-1", "toy-1", *where, code=1).stderr)
     err = called("report", *where, code=1).stderr

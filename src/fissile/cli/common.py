@@ -105,6 +105,8 @@ def print_status(store: Store, runs: Iterable[Run]) -> None:
         table.add_row(
             one.name, one.scale, trials, changes, one.started[:10], done, duration(seconds)
         )
+    if not table.row_count:
+        return
     show(table)
     typer.echo(
         "The time is that of the trials, wherever they ran. What became of a run's claims: "

@@ -169,6 +169,8 @@ def status(
         for one in runs:
             if one not in known:
                 typer.echo(printable(unshown(one)))
+        if not runs:
+            typer.echo("There is no such run; see: fissile run --help")
 
 
 @app.command(
