@@ -103,7 +103,7 @@ def claim_rows(found: Iterable[Results]) -> list[dict[str, Any]]:
             "verdict": verdict.status,
             "numbers": verdict.numbers,
             "features": results.foreign,
-            "settings": results.apart,
+            "settings": results.otherwise,
             "scale": results.run.scale,
             "trials": len(results.rows),
             "trials_asked": len(results.works),
@@ -280,7 +280,7 @@ def tables_markdown(results: Results) -> str:
         for place, cells in held.rows.items():
             rows.append((str(place), *map(_both, cells)))
         on = f" on {_markdown(seen)}" if (seen := _seen(published, results)) else ""
-        on += f" with {_markdown(results.apart)}" if results.apart else ""
+        on += f" with {_markdown(results.otherwise)}" if results.otherwise else ""
         on += f" ({results.done})" if results.done else ""
         none = "; not the paper’s settings" if results.apart else "; the paper has none"
         paper = ", and (the paper’s)" if held.beside else none

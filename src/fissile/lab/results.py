@@ -15,7 +15,7 @@ from fissile._common.errors import FileError, FissileError
 from fissile._common.progress import number_of
 from fissile.lab.claims import AXES, Claim, Verdict
 from fissile.lab.frame import after, cells, described, table
-from fissile.lab.readings import reading, text, under, within
+from fissile.lab.readings import QUESTIONS, Reading, reading, text, under, within
 from fissile.lab.source import pointing
 from fissile.lab.store import Provenance, Rows, Run, Store
 from fissile.lab.studies import CRITERION, GIVEN, STUDIES, find
@@ -86,26 +86,55 @@ class Results:
     def apart(self) -> str:
         """The settings in which the run is not the paper's, such as ``clauses = 16``.
 
-        The number of trials and the data are named elsewhere. A part of the paper's grid is the
-        paper's: its cells may stand beside the same cells of the paper.
+        The number of trials and the data are named elsewhere, and so is another answer to what the
+        paper leaves open. A part of the paper's grid is the paper's: its cells may stand beside the
+        same cells of the paper.
         """
-        paper = self.study.works(self.study.full, 1, self._reading)
+        told = {"reading": self.answers} if self.reading else {}
+        paper = self.study.works(self.study.full, 1, told)
         here, there = (
             {tuple(_plain(work).items()) for work in _cells(part)} for part in (self.works, paper)
         )
         if here <= there:
             return ""
         ours, theirs = values(self.works), values(paper)
+        answers = (QUESTIONS[name].option(one) for name, one in self.reading.items())
+        said = {n for answer in answers for n in answer.settings}
         found = {
-            n: v for n, v in ours.items() if not v <= theirs.get(n, set()) or n in self.changed
+            n: v
+            for n, v in ours.items()
+            if not v <= theirs.get(n, set()) or n in self.changed.keys() - said
         }
         return ", ".join(
             f"{name} = {'/'.join(map(str, sorted(each, key=str)))}" for name, each in found.items()
         )
 
+    @cached_property
+    def reading(self) -> Reading:
+        """The answers to what the paper leaves open that differ from the study's own.
+
+        They were asked for as a reading, or by settings that are those of an option.
+        """
+        found = dict(reading(str(self.run.changes.get("reading", "default"))))
+        usual, ours = values(self.study.works(self.study.full, 1)), values(self.works)
+        for question in QUESTIONS.values():
+            if question.name in found or not question.concerns(self.study):
+                continue
+            for option in question.options:
+                told = {n: {v} for n, v in option.settings.items() if not callable(v)}
+                if told and all(ours.get(n) == v != usual.get(n) for n, v in told.items()):
+                    found[question.name] = option.name
+        return found
+
     @property
-    def _reading(self) -> dict[str, object]:
-        return {k: v for k, v in self.run.changes.items() if k == "reading"}
+    def otherwise(self) -> str:
+        """The reading, if it is another than the study's own, and the settings that are apart."""
+        return ", ".join(filter(None, (self.answers, self.apart)))
+
+    @property
+    def answers(self) -> str:
+        """The reading as text, if it is another than the study's own."""
+        return text(self.reading) if self.reading else ""
 
     @property
     def along(self) -> list[str]:
@@ -198,7 +227,7 @@ class Results:
             usual = [f"what scale {self.study.full} has"] * 2
         data = f"On {self.foreign}: not {usual[0]}." if self.foreign else ""
         settings = f"With {self.apart}: not {usual[1]}." if self.apart else ""
-        reading = "".join(f"Another reading of the paper: {one}." for one in self._reading.values())
+        reading = f"Another reading of the paper: {self.answers}." if self.reading else ""
         return " ".join(filter(None, (data, reading, settings)))
 
     @property

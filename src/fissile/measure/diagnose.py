@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LITTLE, MUCH = 0.8, 0.4
 _SHARE = 0.5  # of a feature's samples on which an edge must carry it, as in `collisions`
 _ALIKE = 0.99  # cosine of two neurons that are called duplicates
-_STILL = 1e-6  # of the liveliest neuron's range
+_STILL = 1e-6  # of the liveliest neuron's range, or of a neuron's own size
 _EDGES = 2**22  # that are looked at in all draws of the bootstrap: else those of some neurons
 _COLUMNS = (
     "place",

@@ -253,6 +253,24 @@ def test_other_settings_never_stand_beside_the_papers_numbers(tmp_path, scale, c
     assert {one["settings"] for one in read_csv(tmp_path / "report" / "claims.csv")} == {apart}
 
 
+@pytest.mark.parametrize("changes", [{"negatives": "clause"}, {"reading": "negatives=clause"}])
+def test_what_the_paper_leaves_open_is_a_reading_and_no_other_setting(tmp_path, changes):
+    """However it was asked for, its name stands beside the numbers, and the paper's may too."""
+    store = invented(tmp_path / "store", "codes", scale="paper", **changes)
+    found = load(store, store.runs()[0])
+    assert (found.reading, found.apart) == ({"negatives": "clause"}, "")
+    assert found.note == "Another reading of the paper: negatives=clause."
+    page = written(store, tmp_path / "report")
+    assert "Another reading of the paper: negatives=clause." in page.text
+    assert "Not the paper’s settings" not in page.text
+    assert "Ours: mean ± standard error of the trials, with negatives=clause." in page.text
+    assert "78.7" in page.text
+    both = invented(tmp_path / "both", "codes", scale="paper", lr=0.003, **changes)
+    found = load(both, both.runs()[0])
+    assert (found.answers, found.apart) == ("negatives=clause", "lr = 0.003")
+    assert "78.7" not in written(both, tmp_path / "apart").text
+
+
 def test_claims_about_a_changed_axis_are_not_tested_here(tmp_path):
     store = invented(tmp_path / "store", "codes", scale="paper", clauses=16)
     verdicts = load(store, store.runs()[0]).verdicts
