@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -321,7 +322,10 @@ def write(stack: Stack, layers: list[WideLayer]) -> None:
                 values = tensor.to(target.device)
                 if name == "weight" and isinstance(layer, PartitionedLinear):
                     values = gathered(values, layer.owner, layer.alpha)
-                target.copy_(values)
+                if target.is_cpu:  # PyTorch would wait for threads that are not at work
+                    np.copyto(target.numpy(), values.numpy())
+                else:
+                    target.copy_(values)
 
 
 def _parameters(layer: nn.Linear | SparseLinear, stage: Stage) -> dict[str, Tensor]:

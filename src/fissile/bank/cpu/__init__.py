@@ -324,6 +324,6 @@ class _MovingJob(_Job):
 
 
 def _mask(layer: WideLayer) -> npt.NDArray[np.bool_]:
-    weight = layer.states["weight"][0]
-    mask = torch.ones_like(weight, dtype=torch.bool) if layer.mask is None else layer.mask
-    return mask.numpy()
+    if layer.mask is None:
+        return np.ones(layer.states["weight"][0].shape, np.bool_)
+    return layer.mask.numpy()

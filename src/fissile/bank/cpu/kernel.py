@@ -324,7 +324,7 @@ def _fetch_ahead(order: Array, begin: int, x: Array) -> None:
     """Ask for samples that come next, so that they are in the cache when they do."""
     line = CACHE_LINE // x.itemsize
     for i in range(begin, min(begin + LANES, len(order))):
-        for feature in range(0, min(x.shape[1], BLOCK), line):
+        for feature in range(0, x.shape[1], line):
             prefetch(x, np.int64(order[i]) * x.shape[1] + feature)
 
 
