@@ -2,7 +2,8 @@
 
 Pages name figures by where they lie in the repository (`../results/figures/codes.png`), so that
 they show there too; on the site they lie in `results/`. The gallery, the command line and
-CONTRIBUTING are pages that are made at every build.
+CONTRIBUTING are pages that are made at every build. The files of
+`fissile play` join the presets that were computed for them in `still/`.
 """
 
 import base64
@@ -41,7 +42,7 @@ def fill(nav, sections):
 
 
 def on_files(files, config):
-    """Add every figure that a page names, and a page for every notebook."""
+    """Add every figure that a page names, a page for every notebook, and the still copy of play."""
     texts = [Path(file.abs_src_path).read_text("utf-8") for file in files.documentation_pages()]
     named = {name for text in [*texts, *MADE.values()] for name in FIGURE.findall(text)}
     for name, text in MADE.items():
@@ -53,6 +54,8 @@ def on_files(files, config):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
+    for path in sorted((ROOT / "src/fissile/play/page").iterdir()):
+        files.append(File.generated(config, f"still/{path.name}", abs_src_path=str(path)))
     return files
 
 

@@ -1,75 +1,29 @@
 """The report in a real browser: on a phone, on a desktop, in the dark and on paper."""
 
 import base64
-import importlib.util
 import json
-import os
 import re
-import shutil
 
 import pytest
+from chromium import FAINTEST, SIZES, STICKING_OUT, WIDTHS, needed, opened, show
 
 from fissile.lab import report
 from fissile.lab.run import run
 from fissile.lab.store import Run, Store
 from fissile.lab.studies import STUDIES
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-DRIVER = shutil.which("chromedriver")
-FOUND = bool(CHROMIUM and DRIVER and importlib.util.find_spec("selenium"))
-NEEDS = "needs Chromium, chromedriver (apt install chromium chromium-driver) and pip's selenium"
+pytestmark = needed
 
-# Where tests are the point, a browser that is missing is a failure, not a reason to look away.
-pytestmark = pytest.mark.skipif(not FOUND and not os.environ.get("CI"), reason=NEEDS)
-
-OPTIONS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--no-first-run",
-)  # fmt: skip
-SIZES = {"phone": (390, 844, True), "desktop": (1280, 900, False)}
 #: The width of a page between its margins, in pixels of CSS: what is wider is cut off in print.
 BETWEEN_MARGINS = int((210 - 15 - 15) / 25.4 * 96)
 
-STICKING_OUT = """
-const scrolls = (element) => ["auto", "scroll"].includes(getComputedStyle(element).overflowX);
-const inside = (element) => {
-  for (let up = element.parentElement; up; up = up.parentElement) if (scrolls(up)) return true;
-  return false;
-};
-return [...document.body.querySelectorAll("*")].filter((element) => {
-  const box = element.getBoundingClientRect();
-  return (box.right > innerWidth + 0.5 || box.left < -0.5) && !inside(element);
-}).map((element) => element.outerHTML.slice(0, 200));
-"""
 CUT_OFF = """
 return [...document.body.querySelectorAll("*")].filter((element) => {
   const hides = getComputedStyle(element).overflowX !== "visible";
   return hides && element.scrollWidth > element.clientWidth + 1;
 }).map((element) => element.outerHTML.slice(0, 200));
 """
-#: The lowest contrast of all text with what lies behind it, as the accessibility rules reckon.
-FAINTEST = """
-const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
-const clear = (colour) => parts(colour).length > 3 && parts(colour)[3] < 1;
-const ground = (element) => {
-  const colour = getComputedStyle(element).backgroundColor;
-  return clear(colour) ? ground(element.parentElement) : colour;
-};
-const light = (colour) => parts(colour).slice(0, 3).map((c) => c / 255)
-  .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-  .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0.05);
-const texts = [...document.body.querySelectorAll("*")].filter((element) =>
-  [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()));
-return Math.min(...texts.map((element) => {
-  const both = [light(getComputedStyle(element).color), light(ground(element))];
-  return Math.max(...both) / Math.min(...both);
-}));
-"""
 IMAGES = "return [...document.images].map((image) => [image.complete, image.naturalWidth])"
-WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
 
 
 @pytest.fixture(scope="module")
@@ -85,27 +39,8 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    assert FOUND, NEEDS
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(executable_path=DRIVER))
-    yield driver
-    driver.quit()
-
-
-def show(browser, page, width, height, mobile=False, media="screen", scheme="light"):
-    """Open the page anew on a screen of this size."""
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
-    browser.get(page.as_uri())
+    with opened(tmp_path_factory.mktemp("profile")) as found:
+        yield found
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

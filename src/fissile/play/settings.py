@@ -349,8 +349,7 @@ PRESETS = [
     ),
     Preset(
         "many", "Beyond 16 clauses (Figure 2b)",
-        "The paper’s gain levels off from about 16 clauses on. Here there are 24 for eight "
-        "neurons: move the clauses, and watch the gain.",
+        "The paper’s gain levels off from about 16 clauses on. Here are 24 for eight neurons.",
         Settings(clauses=24, alpha=4, samples=10_000),
     ),
     Preset(

@@ -27,6 +27,7 @@ const ask = (about.still ? still : live)(hear, notice);
 function changed() {
   clearTimeout(timer);
   preset = null;
+  document.querySelector("main").classList.add("waiting");
   const left = lastAsked + 60 - performance.now();
   timer = setTimeout(begin, Math.max(0, left));
 }
@@ -133,7 +134,7 @@ function finish(event) {
   showNetworks();
   lens.show(state, shownArm());
   $("python").textContent = event.python;
-  $("asked").textContent = `${summary()} · trained in ${shown(event.seconds, 1)} s${event.diverged ? ` · ${event.diverged} networks diverged` : ""}`;
+  $("asked").textContent = `${summary()} · ${event.seconds === null ? "computed beforehand" : `trained in ${shown(event.seconds, 1)} s`}${event.diverged ? ` · ${event.diverged} networks diverged` : ""}`;
   $("headline").textContent = headline();
   document.body.dataset.done = String(Number(document.body.dataset.done ?? 0) + 1);
 }
