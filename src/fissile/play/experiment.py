@@ -38,6 +38,8 @@ from fissile.play.settings import NUMBERS, TEST, Settings, python
 Event = dict[str, Any]
 #: Seconds of training between two events, about: so long may another experiment have to wait.
 TURN = 0.05
+#: Training numbers kept for the next experiment.
+KEPT = NUMBERS // 2
 #: Samples shown of each kind: the dense network wrong, a split one, or both.
 SHOWN = 6
 
@@ -306,7 +308,7 @@ class _Drawn:
         made = Data(train.x, train.y, test.x, test.y), test
         with self._lock:
             self._kept[*how, seed] = made
-            while sum(len(data.y) * data.inputs for data, _ in self._kept.values()) > NUMBERS:
+            while sum(len(data.y) * data.inputs for data, _ in self._kept.values()) > KEPT:
                 self._kept.popitem(last=False)
         return made
 

@@ -303,6 +303,7 @@ def bound(host: str, port: int | None) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
+        made.listen(128)  # a browser that comes too early waits
     except (OSError, OverflowError) as error:
         made.close()
         raise FissileError(

@@ -19,7 +19,7 @@ from fissile.play.settings import NUMBERS, Settings
 _log = logging.getLogger("fissile")
 
 #: Training numbers of all experiments that have begun; another one waits until there is room.
-HELD = 3 * NUMBERS
+HELD = 2 * NUMBERS
 #: Seconds after which an experiment is given up that nobody takes news from.
 PATIENCE = 30.0
 

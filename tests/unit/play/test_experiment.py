@@ -142,7 +142,7 @@ def test_one_trial_has_no_interval():
 def test_samples_are_kept_within_bounds(monkeypatch):
     from fissile.play import experiment
 
-    monkeypatch.setattr(experiment, "NUMBERS", 3 * 600 * 32)
+    monkeypatch.setattr(experiment, "KEPT", 3 * 600 * 32)
     drawn = experiment._Drawn()
     for seed in range(6):
         drawn.of(SEVERAL[0], seed)

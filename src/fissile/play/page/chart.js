@@ -14,7 +14,7 @@ export function chart(svg, series, { epochs, splitAt, unit = "", digits = 1, tri
   if (!width || !series.some((one) => one.points.length)) return () => "";
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const label = names && width > 560;
-  const box = { left: 44, right: width - (label ? 175 : 12), top: 12, bottom: height - 34 };
+  const box = { left: 44, right: width - (label ? 190 : 12), top: 12, bottom: height - 34 };
   const all = series.flatMap((one) => one.points.flatMap(([, values]) => extent(values, trials)));
   const [low, high] = padded(Math.min(...all), Math.max(...all));
   const x = (epoch) => box.left + ((box.right - box.left) * epoch) / epochs;

@@ -158,14 +158,14 @@ function summary() {
 
 function headline() {
   const words = state.arms.slice(1).map((arm, place) => {
-    const [gain, low, high] = state.differences[arm], name = called(arm);
-    const start = place ? name : `The ${name}`, range = low === null ? "" : ` (${shown(low, 1, true)} to ${shown(high, 1, true)})`;
-    if (low !== null && low > 0) return `${start} gains ${shown(gain, 1)} points${range}`;
-    if (high !== null && high < 0) return `${start} loses ${shown(-gain, 1)} points${range}`;
-    return `${start} is level, ${shown(gain, 1, true)} points${range}`;
+    const [gain, low, high] = state.differences[arm], many = arm.startsWith("overlapping"), s = many ? "" : "s";
+    const name = many ? called(arm) : `the ${called(arm)}`, points = `${shown(Math.abs(gain), 1)}${place ? "" : " points"}`;
+    if (low !== null && low > 0) return `${name} gain${s} ${points}`;
+    if (high !== null && high < 0) return `${name} lose${s} ${points}`;
+    return `${name} ${many ? "are" : "is"} level (${shown(gain, 1, true)})`;
   });
-  const weights = mean(state.nonzeros.dense);
-  return `${words.join("; ")}, with the same ${weights.toLocaleString("en")} weights.`;
+  const text = `${words.join(", ")}, with the same ${mean(state.nonzeros.dense).toLocaleString("en")} weights.`;
+  return text[0].toUpperCase() + text.slice(1);
 }
 
 function showTable() {
