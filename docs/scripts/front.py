@@ -141,7 +141,7 @@ def picture():
             legend.append(f'<text x="{x + SIDE + 6}" y="34">{key}: {counts[key]}</text>')
             x += 56 + 8 * len(f"{key}: {counts[key]}")
     legend.append(box(x, 18, "open", "", True))
-    legend.append(f'<text x="{x + SIDE + 6}" y="34">framed: alike in nearly every reading</text>')
+    legend.append(f'<text x="{x + SIDE + 6}" y="34">framed: robust or refuted</text>')
     height = TOP + column * (SIDE + 6) + 10
     told = f"{len(studies)} studies with {counts.total()} claims: " + ", ".join(
         f"{counts[key]} {key}" for key in VERDICTS if counts[key]

@@ -84,7 +84,7 @@ def of_study(study, found, shares):
         parts.append(
             f"These numbers are of {apart}: compare trends with the paper's, not values.\n"
         )
-    parts.append(f"```sh\n{command} && fissile report {study.id}\n```\n")
+    parts.append(f"```sh\n{command}\nfissile report {study.id}\n```\n")
     parts.append(f"## Claims\n\nOf {found[0]['trials']} trials.\n")
     parts += [card(row, shares.get(row["claim"])) for row in found]
     table = RESULTS / "tables" / f"{study.id}.md"
@@ -103,11 +103,11 @@ def card(row, share):
     lines = [f"### {SIGNS[row['verdict']]} {said}\n", f"**{row['verdict'].capitalize()}**"]
     lines.append(f": {plain(row['numbers'])}. Source: {plain(row['source'])}.")
     if share is not None:
-        many = f"{share['readings']} reading" + "s" * (share["readings"] != "1")
+        held = round(float(share["share"]) * int(share["readings"]))
         lines.append(
-            f" Holds in {float(share['share']):.0%} of {many} of what the paper leaves open: "
+            f" It holds in {held} of {share['readings']} readings of what the paper leaves "
         )
-        lines.append(f"**{share['kind']}**" + decided(share["decides"]) + ".")
+        lines.append(f"open: **{share['kind']}**{decided(share['decides'])}.")
     return "".join(lines) + "\n"
 
 
