@@ -1,4 +1,4 @@
-"""What will-it-help.md says of foretelling, of capacity, of guided splits and of times.
+"""What foretell.md says of foretelling, of capacity, of guided splits and of times.
 
     python docs/scripts/foretell.py && python docs/scripts/include.py
 

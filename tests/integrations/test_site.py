@@ -81,10 +81,20 @@ def browser(tmp_path_factory):
 # --- the texts
 
 
-def body(path):
-    """Return a page's lines without comments and code."""
-    text = re.sub(r"<!--.*?-->|^```.*?^```$", "", path.read_text("utf-8"), flags=re.S | re.M)
-    return text.splitlines()
+def words(path):
+    """Return how many words a page has, its code among them, but no comments."""
+    return len(re.sub(r"<!--.*?-->", "", path.read_text("utf-8"), flags=re.S).split())
+
+
+def test_no_page_is_long():
+    """Tables that need more room have pages of their own, which other pages link to."""
+    pages = [path for path in DOCS.rglob("*.md") if path.parent.name != "parts"]
+    assert len(pages) > 40
+    tables = [path for path in pages if path.stem.endswith("-tables")]
+    long = {path.name: words(path) for path in pages if path not in tables}
+    assert {name: count for name, count in long.items() if count > 1500} == {}
+    linked = "".join(path.read_text("utf-8") for path in pages if path not in tables)
+    assert all(f"({path.name}" in linked for path in tables)
 
 
 def test_the_readme_is_short():

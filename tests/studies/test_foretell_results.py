@@ -22,7 +22,7 @@ def page():
 
 
 def test_the_page_is_made_from_the_results(page):
-    shown = (ROOT / "docs" / "will-it-help.md").read_text("utf-8")
+    shown = (ROOT / "docs" / "foretell.md").read_text("utf-8")
     for name, make in page.FILES.items():
         assert make() == (page.PARTS / f"{name}.md").read_text("utf-8"), "docs/scripts/foretell.py"
         assert f"<!-- include: docs/parts/{name}.md -->" in shown
