@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import shutil
 import threading
 import time
@@ -156,6 +157,19 @@ def test_the_keyboard_moves_through_the_networks(browser, place):
     assert found(browser, "#readout").text.startswith("Neuron 2, literal 2 of clause 1:")
     weights.send_keys("\ue00c")
     assert found(browser, "#readout").text == ""
+
+
+def test_the_pointer_tells_of_a_clause_and_of_a_neuron(browser, place):
+    go(browser, place, splits="clause")
+    over = """const hit = [...document.querySelectorAll("#weights .hit")]
+        .find((one) => one.which[arguments[0]] === 2);
+      hit.dispatchEvent(new PointerEvent("pointermove", { bubbles: true }));
+      return document.querySelector("#readout").textContent"""
+    assert browser.execute_script(over, "clause").startswith("Clause 3 stays whole in ")
+    told = browser.execute_script(over, "neuron")
+    counts = list(map(int, re.findall(r"\d+", told)))
+    assert counts[:2] == [3, 32]
+    assert 30 <= sum(counts[2:]) <= 32  # one or two may have been pruned
 
 
 def test_the_split_goes_through_its_stages(browser, place):

@@ -161,6 +161,7 @@ export class Networks {
       for (let c = 0; c < shape.inputs / state.size; c++) {
         const step = width < 14 ? 4 : 1;
         if (c % step === 0) draw(svg, "text", { class: "faint", x: left + (c + 0.5) * width, y: shape.top - 6, "text-anchor": "middle" }, c + 1);
+        draw(svg, "rect", { class: "hit", x: left + c * width, y: shape.top - 18, width, height: 16 }).which = { clause: c };
       }
       draw(svg, "text", { class: "faint", x: left + shape.across + 8, y: shape.top - 6 }, "b");
       draw(svg, "text", { class: "faint", x: left + shape.across + 19, y: shape.top - 6 }, "out");
@@ -168,7 +169,9 @@ export class Networks {
   }
 
   label(svg, x, y, text) {
-    if (!this.state.side) draw(svg, "text", { class: "faint", x: x - 6, y: y + this.shape.h / 2 + 4, "text-anchor": "end" }, text);
+    if (this.state.side) return;
+    draw(svg, "text", { class: "faint", x: x - 6, y: y + this.shape.h / 2 + 4, "text-anchor": "end" }, text);
+    draw(svg, "rect", { class: "hit", x: x - 22, y, width: 20, height: this.shape.h }).which = { neuron: text - 1 };
   }
 
   /** Draw weights as cells, those of about one size as one path. */
@@ -235,6 +238,8 @@ export class Networks {
   point(event) {
     const which = event.target.which;
     if (!which) return this.unmark();
+    if ("clause" in which) return this.markClause(which.clause);
+    if ("neuron" in which) return this.markNeuron(which.neuron);
     const box = event.target.getBoundingClientRect(), { w, h, side } = this.shape;
     const column = Math.floor((event.clientX - box.left) / w), line = Math.floor((event.clientY - box.top) / h);
     const input = side ? line * side + column : column;
@@ -287,11 +292,47 @@ export class Networks {
     else words.push(owner === null ? "No child drew it." : `It was dealt to child ${owner + 1} and pruned.`);
     if (state.weights) words.push(`In the dense network it is now ${shown(state.weights.dense.w1[i][j], 3)}.`);
     if (!state.side) {
-      const clause = Math.floor(j / state.size), own = [...Array(state.size).keys()].map((l) => clause * state.size + l);
-      const at = own.map((one) => [...Array(shape.alpha).keys()].filter((c) => part.kept[i * shape.alpha + c][one] === "1").map((c) => c + 1).join("+") || "×");
-      words.push(`Clause ${clause + 1}, literal by literal: child ${at.join(", ")}.`);
+      const clause = Math.floor(j / state.size);
+      words.push(`Clause ${clause + 1}, literal by literal: child ${this.holders(i, clause).join(", ")}.`);
     }
     this.tell(words.join(" "));
+  }
+
+  /** Return which children of a neuron hold literals of a clause: "2, 2, ×, 1". */
+  holders(i, clause) {
+    const { alpha } = this.shape, size = this.state.size;
+    return [...Array(size).keys()].map((l) => [...Array(alpha).keys()]
+      .filter((c) => this.part.kept[i * alpha + c][clause * size + l] === "1").map((c) => c + 1).join("+") || "×");
+  }
+
+  box([x, y], from, width) {
+    draw(this.marks, "rect", { class: "mark", x: x + from - 1, y: y - 1, width: width + 2, height: this.shape.h + 2, rx: 2 });
+  }
+
+  /** Mark a clause in every neuron, and say where its literals went. */
+  markClause(clause) {
+    const { shape, state } = this, width = shape.w * state.size;
+    this.unmark();
+    const went = [...Array(shape.neurons).keys()].map((i) => {
+      this.box(shape.parent(i), clause * width, width);
+      const found = this.holders(i, clause);
+      for (let c = 0; c < shape.alpha; c++) if (found.some((one) => one.split("+").includes(String(c + 1)))) this.box(shape.child(i, c), clause * width, width);
+      return found;
+    });
+    const whole = went.filter((found) => new Set(found).size === 1 && found[0] !== "×").length;
+    this.tell(`Clause ${clause + 1} stays whole in ${whole} of ${shape.neurons} neurons. Its literals went to child: ${went.map((found, i) => `neuron ${i + 1}: ${found.join(", ")}`).join("; ")}.`);
+  }
+
+  /** Mark a neuron and its children, and say what each child holds. */
+  markNeuron(i) {
+    const { shape, part } = this;
+    this.unmark();
+    this.box(shape.parent(i), 0, shape.across + shape.ends - 4);
+    const counts = [...Array(shape.alpha).keys()].map((c) => {
+      this.box(shape.child(i, c), 0, shape.across + shape.ends - 4);
+      return part.kept[i * shape.alpha + c].replaceAll("0", "").length;
+    });
+    this.tell(`Neuron ${i + 1} has ${shape.inputs} weights; its children have ${counts.join(" and ")}.`);
   }
 
   // --- Gram matrices, and words for who does not see
