@@ -14,7 +14,6 @@ from fissile._common.progress import duration, number_of
 from fissile.cli.common import (
     NAMES,
     OUT,
-    Jobs,
     Names,
     Out,
     SomeScale,
@@ -23,22 +22,7 @@ from fissile.cli.common import (
     show,
     table_of,
 )
-from fissile.cli.run import (
-    Address,
-    Changes,
-    Data,
-    Every,
-    Minutes,
-    Only,
-    Size,
-    Trials,
-    Where,
-    Who,
-    check_place,
-    look_in,
-    requested,
-    train,
-)
+from fissile.cli.run import Asked, requested, trains
 from fissile.lab import multiverse as lab
 from fissile.lab.batching import default_jobs
 from fissile.lab.plan import estimate
@@ -62,21 +46,11 @@ Some = Annotated[
 ]
 
 
+@trains
 def multiverse(
+    asked: Asked,
     names: Some = None,
-    scale: Size = "quick",  # type: ignore[assignment]
     full: Full = False,
-    trials: Trials = None,
-    device: Where = None,
-    jobs: Jobs = None,
-    on: Who = "here",  # type: ignore[assignment]
-    address: Address = None,
-    every: Every = None,
-    only: Only = None,
-    minutes: Minutes = None,
-    out: Out = OUT,
-    data: Data = None,
-    changes: Changes = None,
     to: Annotated[
         Path | None, typer.Option(help="A folder; by default multiverse in the store's.")
     ] = None,
@@ -86,35 +60,33 @@ def multiverse(
     The default, and every reading with one or two other answers. Trials that readings share are
     computed once, and what is stored already is not computed again.
     """
-    check_place(on.value, address, device)
-    if data is not None:
-        look_in(data)
+    asked.check()
     ids = names or [one.id for one in STUDIES.values() if one.data("paper") is None and _open(one)]
     if closed := [one.id for one in find(ids) if not _open(one)]:
         raise FissileError(f"the paper leaves nothing open in {', '.join(closed)}; name others")
-    runs, works = requested(ids, scale.value, trials, changes or [])
+    runs, works = requested(ids, asked.scale.value, asked.trials, asked.changes or [])
     parts = [part for run in runs for part in lab.works(run, full=full).values()]
     works += [work for both in parts for part in both for work in part]
-    kept = cells(list(dict.fromkeys(works)), only or [])
-    with Store(out) as store:
+    kept = cells(list(dict.fromkeys(works)), asked.only or [])
+    with Store(asked.out) as store:
         for run in runs:
             store.note_run(run)
-        _announce(runs, len(parts), kept, store, device or "cpu", on.value)
-        train(kept, store, (on.value, address, jobs, device, every), minutes)
-        found = lab.gathered(store, runs, full=full, kept=set(kept) if only else None)
+        _announce(runs, len(parts), kept, store, asked)
+        asked.train(kept, store)
+        found = lab.gathered(store, runs, full=full, kept=set(kept) if asked.only else None)
         print_claims(found)
         if len(found.verdicts):
-            typer.echo(f"The page is {lab.write(found, to or out / 'multiverse')}")
+            typer.echo(f"The page is {lab.write(found, to or asked.out / 'multiverse')}")
 
 
 def _announce(
-    runs: Sequence[Run], readings: int, works: Sequence[Work], store: Store, device: str, on: str
+    runs: Sequence[Run], readings: int, works: Sequence[Work], store: Store, asked: Asked
 ) -> None:
     """Print how many trials are to be computed, and how long that takes here."""
-    missing = store.missing(works)
+    missing, device = store.missing(works), asked.device or "cpu"
     workers = cores() if device == "cpu" else default_jobs(device, missing)
     time = ""
-    if missing and on == "here":
+    if missing and asked.on.value == "here":
         seconds = estimate({"": missing}, store.times(), device, workers).seconds
         time = "" if seconds is None else f", about {duration(seconds)} on this machine"
     typer.echo(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from enum import Enum
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -106,84 +108,98 @@ Minutes = Annotated[
 Data = Annotated[Path | None, typer.Option(help="A folder with data sets; see: fissile data.")]
 
 
-def run(
-    ids: Ids,
-    scale: Size = "quick",  # type: ignore[assignment]
-    trials: Trials = None,
-    device: Where = None,
-    jobs: Jobs = None,
-    on: Who = "here",  # type: ignore[assignment]
-    address: Address = None,
-    every: Every = None,
-    only: Only = None,
-    minutes: Minutes = None,
-    out: Out = OUT,
-    data: Data = None,
-    changes: Changes = None,
-    reading: Under = None,
-) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """The options of a command that trains: which trials, and where they are computed."""
+
+    scale: Size = "quick"  # type: ignore[assignment]
+    trials: Trials = None
+    device: Where = None
+    jobs: Jobs = None
+    on: Who = "here"  # type: ignore[assignment]
+    address: Address = None
+    every: Every = None
+    only: Only = None
+    minutes: Minutes = None
+    out: Out = OUT
+    data: Data = None
+    changes: Changes = None
+
+    def check(self) -> None:
+        """Refuse what does not go together before anything is looked for; find the data."""
+        if self.on.value == "here":
+            if self.address is not None:
+                raise FissileError("--address is that of a Ray cluster; give --on ray with it")
+            check_device(self.device or "cpu")
+        elif self.device not in (None, "cpu", "cuda"):
+            raise FissileError(
+                f"--device {self.device} is one of this machine's; on Ray give cpu, cuda or neither"
+            )
+        if self.data is not None:
+            _look_in(self.data)
+
+    def train(self, works: Sequence[Work], store: Store) -> None:
+        """Compute what the store lacks of some trials, and say what was done."""
+        within = None if self.minutes is None else 60 * self.minutes
+        with (
+            interruptible(store),
+            Bar() as bar,
+            self._backend(store.missing(works)) as backend,
+        ):
+            tally = run_trials(works, store, backend, within=within, watcher=bar)
+        typer.echo(f"{tally.text()}; {store.path} holds {store.count():,}.")
+
+    def _backend(self, works: Sequence[Work]) -> AbstractContextManager[Backend]:
+        """Return what computes: this machine, or a cluster."""
+        if self.on.value == "here" or not works:
+            return here(self.jobs, self.device or "cpu", works, self.every)
+        from fissile.lab.ray import cluster
+
+        return cluster(
+            works, address=self.address, device=self.device, jobs=self.jobs, every=self.every
+        )
+
+
+def trains(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of :class:`Asked`, which it takes as its argument ``asked``."""
+    kinds = dict[str, Any]()
+    for one in (command, Asked):
+        kinds |= get_type_hints(one, include_extras=True)
+    defaults = {one.name: one.default for one in fields(Asked)}
+    names = {one.name: one.default for one in signature(command).parameters.values()} | defaults
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kinds[name])
+        for name, default in names.items()
+        if name != "asked"
+    ]
+
+    @wraps(command)
+    def called(**values: Any) -> None:
+        command(asked=Asked(**{name: values.pop(name) for name in defaults}), **values)
+
+    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called
+
+
+@trains
+def run(ids: Ids, asked: Asked, reading: Under = None) -> None:
     """Run studies; what is stored already is not computed again, and Ctrl-C loses little."""
-    check_place(on.value, address, device)
-    if data is not None:
-        look_in(data)
-    runs, works = requested(ids, scale.value, trials, words_of(changes, reading))
-    works = cells(works, only or [])
-    with Store(out) as store:
+    asked.check()
+    words = words_of(asked.changes, reading)
+    runs, works = requested(ids, asked.scale.value, asked.trials, words)
+    works = cells(works, asked.only or [])
+    with Store(asked.out) as store:
         for one in runs:
             store.note_run(one)
-        place = on.value, address, jobs, device, every
-        train(works, store, place, minutes)
+        asked.train(works, store)
         if len(runs) == 1:
             found = load(store, runs[0])
             print_means(found)
             print_verdicts(found)
         else:
-            asked = {one.asked for one in runs}
-            print_status(store, [one for one in reversed(store.runs()) if one.asked in asked])
-
-
-#: Where to compute: here or on Ray, its address, batches at once, the device, and when to store.
-Place = tuple[str, str | None, int | None, str | None, float | None]
-
-
-def train(works: Sequence[Work], store: Store, place: Place, minutes: float | None) -> None:
-    """Compute what the store lacks of some trials, and say what was done."""
-    within = None if minutes is None else 60 * minutes
-    with (
-        interruptible(store),
-        Bar() as bar,
-        _backend(*place, store.missing(works)) as backend,
-    ):
-        tally = run_trials(works, store, backend, within=within, watcher=bar)
-    typer.echo(f"{tally.text()}; {store.path} holds {store.count():,}.")
-
-
-def check_place(on: str, address: str | None, device: str | None) -> None:
-    """Refuse what does not go together before anything is looked for."""
-    if on == "here":
-        if address is not None:
-            raise FissileError("--address is that of a Ray cluster; give --on ray with it")
-        check_device(device or "cpu")
-    elif device not in (None, "cpu", "cuda"):
-        raise FissileError(
-            f"--device {device} is one of this machine's; on Ray give cpu, cuda or neither"
-        )
-
-
-def _backend(
-    on: str,
-    address: str | None,
-    jobs: int | None,
-    device: str | None,
-    every: float | None,
-    works: Sequence[Work],
-) -> AbstractContextManager[Backend]:
-    """Return what computes: this machine, or a cluster."""
-    if on == "here" or not works:
-        return here(jobs, device or "cpu", works, every)
-    from fissile.lab.ray import cluster
-
-    return cluster(works, address=address, device=device, jobs=jobs, every=every)
+            mine = {one.asked for one in runs}
+            print_status(store, [one for one in reversed(store.runs()) if one.asked in mine])
 
 
 def requested(
@@ -227,7 +243,7 @@ def _wanted(study: Study, scale: str, trials: int | None, changes: dict[str, obj
     return Run(study.id, scale, trials, changes, shlex.join(words), now)
 
 
-def look_in(folder: Path) -> None:
+def _look_in(folder: Path) -> None:
     """Look for data sets in a folder first, here and in the processes that compute."""
     if not folder.is_dir():
         raise FissileError(f"there is no folder {folder}; give one that holds data sets")
