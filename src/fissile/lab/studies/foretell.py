@@ -29,7 +29,7 @@ _SETS = {
     "clinc150-minilm": "CLINC150",
     "banking77-minilm": "Banking77",
 }
-_FIVE = tuple(_SETS)[1:]
+_NAMES = tuple(_SETS)
 _WIDTHS = (4, 8, 16, 32, 64, 128)
 _RANDOM, _GRAM = Arm("random", 4), Arm("gram", 4)
 _GUIDED = Arm("means", 4), Arm("atoms", 4)
@@ -53,11 +53,11 @@ def _scale(trials: int, sets: Sequence[str], widths: Sequence[int], epochs: int)
     return Scale(trials, tuple(cells))
 
 
-def _scales(sets: Sequence[str]) -> dict[str, Scale]:
+def _scales() -> dict[str, Scale]:
     return {
         "smoke": _scale(2, ("digits", "generated"), (4, 8), 1),
-        "quick": _scale(3, sets, (4, 16, 64), 5),
-        "paper": _scale(5, sets, _WIDTHS, 10),
+        "quick": _scale(3, _NAMES, (4, 16, 64), 5),
+        "paper": _scale(5, _NAMES, _WIDTHS, 10),
     }
 
 
@@ -122,9 +122,9 @@ def left_out(sets: Any, known: Array, gains: Array) -> tuple[Array, Array]:
     return said, mean
 
 
-def _panels(sets: Sequence[str], make: Any) -> tuple[tuple[Panel, ...], ...]:
+def _panels(make: Any) -> tuple[tuple[Panel, ...], ...]:
     """Return a panel for each data set, three in a row."""
-    panels = [make({"data": name}, _SETS[name]) for name in sets]
+    panels = [make({"data": name}, _SETS[name]) for name in _NAMES]
     return tuple(tuple(panels[start : start + 3]) for start in range(0, len(panels), 3))
 
 
@@ -146,8 +146,8 @@ FORETELL = Study(
     about="Small classifiers of six data sets are diagnosed, then split. A straight line through "
     "all other data sets is asked for the gain on each.",
     arms=(DENSE, _RANDOM),
-    scales=_scales(tuple(_SETS)),
-    figure=_panels(tuple(_SETS), _improvement(("random-4",), ("random-4",))),
+    scales=_scales(),
+    figure=_panels(_improvement(("random-4",), ("random-4",))),
     claims=(
         _foretold("Features per neuron and the capacity of class means foretell",
                   "load", "before_means"),
@@ -193,7 +193,6 @@ def _both(kind: str, what: str) -> tuple[Claim, ...]:
 def _regressions(kind: str, of: str) -> tuple[tuple[Panel, ...], ...]:
     fold, arms = f"{kind}_capacity_fold", ("random-4", "gram-4")
     return _panels(
-        tuple(_SETS),
         lambda where, title: Regression(
             fold, "improvement", arms, "neurons", where, f"{title}: {of}"
         ),
@@ -207,7 +206,7 @@ INTERFERENCE_REAL = Study(
     about="The total capacity of class means and of a dictionary's atoms as a multiple of the "
     "dense network's, and the gains that go with it.",
     arms=gram(4),
-    scales=_scales(tuple(_SETS)),
+    scales=_scales(),
     figure=(*_regressions("means", "class means"), *_regressions("atoms", "atoms")),
     claims=(*_both("means", "class means"), *_both("atoms", "atoms of a dictionary")),
     differs=(*_DIFFERS, "The paper measures the clauses of formulas."),
@@ -241,14 +240,14 @@ GUIDED = Study(
     about="Inputs that are strongest in the same feature stay together: in the same class mean, or "
     "in the same atom of a dictionary. All splits have as many non-zero weights.",
     arms=_SPLITS,
-    scales=_scales(_FIVE),
-    figure=_panels(_FIVE, _improvement(names(_SPLITS[1:]))),
+    scales=_scales(),
+    figure=_panels(_improvement(names(_SPLITS[1:]))),
     published=tuple(
         Published(
             f"{_SETS[name]}: test accuracy in %", "accuracy", "neurons",
             dict.fromkeys(_WIDTHS, dict.fromkeys(names(_SPLITS))), {"data": name},
         )
-        for name in _FIVE
+        for name in _NAMES
     ),
     claims=(*_guided("means-4", "class means"), *_guided("atoms-4", "a dictionary's atoms")),
     differs=(*_DIFFERS, "The paper splits by clauses that are known, at random and by Gram."),
