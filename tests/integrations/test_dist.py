@@ -68,6 +68,8 @@ def test_every_file_of_the_package_is_in_both(dist):
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as file:
         assert {name.removeprefix("src/") for name in tracked} <= set(file.namelist())
+        (metadata,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+        assert b"\nProject-URL: Paper, https://arxiv.org/abs/2510.04500\n" in file.read(metadata)
     with tarfile.open(source) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     assert {
