@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -40,20 +39,25 @@ def make_data(sizes, steps, seed=0):
     return Data(x, y, x[:BATCH], y[:BATCH])
 
 
-def best_of(run, synchronize, repeats=3):
-    """Run once to warm up, then return the median time of several runs, in seconds."""
-    run()
-    times = []
-    for _ in range(repeats):
-        synchronize()
-        start = time.perf_counter()
+def fastest(runs, synchronize, turns):
+    """Return the least time of each of several calls, in seconds, after one to warm up.
+
+    They take turns, so that what else the machine does is no matter of who comes when.
+    """
+    for run in runs:
         run()
-        synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    times = [[] for _ in runs]
+    for _ in range(turns):
+        for run, taken in zip(runs, times, strict=True):
+            synchronize()
+            start = time.perf_counter()
+            run()
+            synchronize()
+            taken.append(time.perf_counter() - start)
+    return [min(taken) for taken in times]
 
 
-def loop(sizes, networks, data, device, synchronize):
+def loop(sizes, networks, data, device):
     """What a user would write: a DataLoader, a module, Adam. One network says it all."""
     del networks
     model = fissile.MLP(sizes).to(device)
@@ -70,10 +74,10 @@ def loop(sizes, networks, data, device, synchronize):
             loss.backward()
             adam.step()
 
-    return best_of(run, synchronize) / len(loader)
+    return run, len(loader)
 
 
-def vmap(sizes, networks, data, device, synchronize):
+def vmap(sizes, networks, data, device):
     """torch.func: the gradient of one network, vmapped; Adam on the stacked tensors."""
     from torch.func import functional_call, grad, stack_module_state
 
@@ -103,10 +107,10 @@ def vmap(sizes, networks, data, device, synchronize):
                 square[key].mul_(0.999).addcmul_(value, value, value=0.001)
                 parameters[key].sub_(1e-3 * mean[key] / (square[key].sqrt() + 1e-8))
 
-    return best_of(run, synchronize) / steps / networks
+    return run, steps * networks
 
 
-def with_jax(sizes, networks, data, device, synchronize, epochs=1):
+def with_jax(sizes, networks, data, device, epochs=1):
     """JAX: vmap over networks, scan over the steps of an epoch, all in one jitted program."""
     import jax
     import jax.numpy as jnp
@@ -160,10 +164,10 @@ def with_jax(sizes, networks, data, device, synchronize, epochs=1):
             state[0] = program(state[0], keys)
         jax.block_until_ready(state[0])
 
-    return best_of(run, synchronize) / epochs / steps / networks
+    return run, epochs * steps * networks
 
 
-def bank(sizes, networks, data, device, synchronize, epochs=1):
+def bank(sizes, networks, data, device, epochs=1):
     specs = [Spec(sizes, data, seed=seed, recipe=Recipe(batch=BATCH)) for seed in range(networks)]
     subject = Bank(specs, device=device)
     until = [0]
@@ -172,7 +176,7 @@ def bank(sizes, networks, data, device, synchronize, epochs=1):
         until[0] += epochs
         subject.train(until=until[0])
 
-    return best_of(run, synchronize) / epochs / (len(data.x) // BATCH) / networks
+    return run, epochs * (len(data.x) // BATCH) * networks
 
 
 CONTENDERS = {"loop": loop, "vmap": vmap, "jax": with_jax, "bank": bank}
@@ -228,7 +232,7 @@ def product_rate(device, synchronize):
     """Operations per second of a large float32 matrix product on this device."""
     size = 8192 if device == "cuda" else 2048
     a, b = torch.randn(2, size, size, device=device)
-    return 2 * size**3 / best_of(lambda: a @ b, synchronize)
+    return 2 * size**3 / fastest([lambda: a @ b], synchronize, turns=10)[0]
 
 
 def main():
@@ -236,6 +240,7 @@ def main():
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--sizes", type=int, nargs="*", default=[1, 10, 100, 500, 600, 2000, 10000])
     parser.add_argument("--real", type=int, nargs="*", default=[10, 60, 600])
+    parser.add_argument("--turns", type=int, default=3, help="of which the fastest counts")
     parser.add_argument("--commit", default=None, help="recorded with the result")
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -262,16 +267,21 @@ def main():
         inputs, hidden, outputs = sizes
         task = f"h={hidden} d={inputs} C={outputs}"
         data = make_data(sizes, steps_for(networks, options.device))
-        row = {}
-        for name in names:
-            key = (sizes, name)
-            if name == "loop" and key in once:  # the loop costs the same for every network
-                row[name] = once[key]
-                continue
-            arguments = [sizes, networks, data, options.device, synchronize]
+        due = [name for name in names if (sizes, name) not in once]
+        made = []
+        for name in due:
+            arguments = [sizes, networks, data, options.device]
             if name in ("bank", "jax"):  # a call trains many epochs, as the paper's recipe does
                 arguments.append(epochs_for(sizes, options.device))
-            row[name] = once[key] = 1e6 * CONTENDERS[name](*arguments)
+            made.append(CONTENDERS[name](*arguments))
+        seconds = fastest([run for run, _ in made], synchronize, options.turns)
+        row = {
+            name: 1e6 * taken / steps
+            for name, taken, (_, steps) in zip(due, seconds, made, strict=True)
+        }
+        if "loop" in due:  # the loop costs the same for every network
+            once[sizes, "loop"] = row["loop"]
+        row["loop"] = once[sizes, "loop"]
         row["floor"] = floor(sizes, rate)
         values = "".join(f"{row[name]:>12.4g}" for name in columns)
         print(f"{task:<18}{networks:>9,}" + values, flush=True)

@@ -89,29 +89,39 @@ class Wiring:
         inputs = [np.tile(np.arange(i, dtype=np.int32), o) for i, o in pairwise(sizes)]
         return cls(sizes, ptr, np.append(np.concatenate(inputs), np.int32(0))[place], place)
 
+    @property
+    def complete(self) -> bool:
+        """Whether every weight exists in every network."""
+        most = sum(inputs * outputs for inputs, outputs in pairwise(self.sizes))
+        return bool((self.ptr[:, -1] == most).all())
+
     def pack(
         self, weights: Sequence[npt.ArrayLike], *vectors: Sequence[npt.ArrayLike | None]
     ) -> Array:
         """Write stacks of weights [networks, outputs, inputs] and of vectors out as flat rows."""
         stacks = [np.asarray(weight) for weight in weights]
         nothing = np.zeros((len(self.ptr), max(self.sizes)), stacks[0].dtype)
-        dense = [*[stack.reshape(len(stack), -1) for stack in stacks], nothing[:, :1]]
+        dense = [stack.reshape(len(stack), -1) for stack in stacks]
         neurons = [
             nothing[:, :outputs] if values is None else np.asarray(values)
             for vector in vectors
             for outputs, values in zip(self.sizes[1:], vector, strict=True)
         ]
-        existing = np.take_along_axis(np.concatenate(dense, 1), self.place, 1)
-        return np.concatenate([*neurons, existing], 1)
+        if not self.complete:
+            dense = [np.concatenate([*dense, nothing[:, :1]], 1)]
+            dense = [np.take_along_axis(dense[0], self.place, 1)]
+        return np.concatenate([*neurons, *dense], 1)
 
     def unpack(self, theta: Array) -> list[list[Array]]:
         """Return the weights, with zeros where none exist, and the vectors, layer by layer."""
         shapes = [(outputs, inputs) for inputs, outputs in pairwise(self.sizes)]
         ends = np.cumsum([0, *[o * i for o, i in shapes]])
-        dense = np.zeros((len(theta), ends[-1] + 1), theta.dtype)
         front = theta.shape[1] - self.place.shape[1]
-        np.put_along_axis(dense, self.place, theta[:, front:], 1)
-        parts = np.split(dense[:, :-1], ends[1:-1], 1)
+        dense = theta[:, front:]
+        if not self.complete:
+            dense = np.zeros((len(theta), ends[-1] + 1), theta.dtype)
+            np.put_along_axis(dense, self.place, theta[:, front:], 1)
+        parts = np.split(dense[:, : ends[-1]], ends[1:-1], 1)
         weights = [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
         vectors = np.split(theta[:, :front], front // sum(self.sizes[1:]), 1)
         cuts = np.cumsum(self.sizes[1:])[:-1]
