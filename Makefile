@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|models|rllib)/' .venv/lib >/dev/null || true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick suite fuzz attack coverage lint docs dist results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-sklearn bench-store bench-stream bench-studies clean
+.PHONY: demo test quick suite fuzz attack coverage lint docs dist results bench-bank bench-cluster bench-cluster-check bench-cnn bench-pack bench-play bench-sklearn bench-store bench-stream bench-studies clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -79,6 +79,10 @@ bench-pack: .venv/demo.stamp
 	$(BIN)/python benchmarks/pack.py --device $(DEVICE)
 	$(BIN)/python benchmarks/pack_chart.py
 	$(BIN)/python docs/scripts/include.py
+
+# How soon the page of fissile play answers, and its memory over many moves (some minutes).
+bench-play: .venv/test.stamp
+	$(BIN)/python benchmarks/play.py
 
 # FissileClassifier beside other classifiers at several budgets, into docs/ (half an hour).
 bench-sklearn: .venv/test.stamp

@@ -63,6 +63,10 @@ def median(rows):
     return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
+def told(what, row):
+    print(f"{what:40}  {row[0]:6.3f} s, {row[1]:6.3f} s of a processor", flush=True)
+
+
 def first_curves(page, process, repeats, running):
     """Return, for each slider, the time from its move to the first curve."""
     found = {}
@@ -83,6 +87,7 @@ def first_curves(page, process, repeats, running):
 
             rows.append(timed(process, act))
         found[name] = median(rows)
+        told(f"first curve: {name}, {'running' if running else 'idle'}", found[name])
     return found
 
 
@@ -150,18 +155,14 @@ def main():
             for state in ("idle", "running")
         }
         default = whole(page, process, asked.repeats)
+        told("the whole default experiment", default)
         page.socket.close()
         first, last = tabs(address)
+        print(f"{TABS} tabs: the last first curve after {first:.2f} s, all done after {last:.2f} s")
         early, late = dragged(Page(address), process, asked.moves)
     finally:
         server.terminate()
         server.wait()
-    print(f"{'first curve after a move of':32}  wall s   CPU s")
-    for state, rows in curves.items():
-        for name, (wall, busy) in rows.items():
-            print(f"{f'{name}, while {state}':32}  {wall:6.3f}  {busy:6.3f}")
-    print(f"{'the whole default experiment':32}  {default[0]:6.3f}  {default[1]:6.3f}")
-    print(f"{TABS} tabs: the last first curve after {first:.2f} s, all done after {last:.2f} s")
     print(f"memory: {early:.0f} MB after {asked.moves // 10} moves, {late:.0f} after {asked.moves}")
     result = {
         "date": date.today().isoformat(), "cores": os.cpu_count(), "load": load,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import comb, isfinite
@@ -44,7 +44,7 @@ KEPT = NUMBERS // 2
 SHOWN = 6
 
 
-def events(settings: Settings) -> Iterator[Event | None]:
+def events(settings: Settings) -> Generator[Event | None]:
     """Yield what becomes of an experiment as it is computed; None is a pause without news.
 
     >>> last = list(events(Settings(samples=500, warm_up=1, fine_tune=1)))[-1]

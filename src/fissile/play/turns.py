@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from threading import Condition, Thread
 
+import torch
+
 from fissile._common.errors import FissileError, first_line
 from fissile.play.experiment import Event, events
 from fissile.play.settings import NUMBERS, Settings
@@ -20,6 +22,8 @@ _log = logging.getLogger("fissile")
 
 #: Training numbers of all experiments that have begun; another one waits until there is room.
 HELD = 2 * NUMBERS
+#: Seconds that a first turn may take until there is a curve.
+FIRST = 0.2
 #: Seconds after which an experiment is given up that nobody takes news from.
 PATIENCE = 30.0
 
@@ -33,12 +37,19 @@ class Run:
     def __init__(self, settings: Settings, tell: Callable[[Event], bool]) -> None:
         self.settings, self.tell = settings, tell
         self.steps = events(settings)
-        self.begun = self.cancelled = False
+        self.cancelled = self.curve = False
         self.full_since: float | None = None
 
-    def step(self) -> bool:
-        """Go on until there is news, for one turn at most; return whether more is to come."""
-        self.begun = True
+    def turn(self) -> bool:
+        """Go on for a turn, the first until there is a curve; return whether more is to come."""
+        since, more = time.monotonic(), True
+        while more and not self.cancelled:
+            more = self._step()
+            if self.curve or time.monotonic() - since > FIRST:
+                break
+        return more
+
+    def _step(self) -> bool:
         try:
             event = next(self.steps, _END)
         except FissileError as error:
@@ -49,6 +60,7 @@ class Run:
         if event is None:
             return True
         more = event["kind"] not in ("done", "error", "end")
+        self.curve = self.curve or event["kind"] == "epochs"
         if not self.cancelled and event is not _END:
             room = self.tell(event)
             self.full_since = None if room else self.full_since or time.monotonic()
@@ -64,6 +76,7 @@ class Turns:
     def __init__(self) -> None:
         self._new: deque[Run] = deque()
         self._going: deque[Run] = deque()
+        self._gone: deque[Run] = deque()
         self._news, self._stopped, self._was_new, self._busy = Condition(), False, False, False
         self._thread = Thread(target=self._work, name="fissile-play", daemon=True)
         self._thread.start()
@@ -83,6 +96,8 @@ class Turns:
             for queue in (self._new, self._going):
                 if run in queue:
                     queue.remove(run)
+                    self._gone.append(run)
+            self._news.notify()
 
     def stop(self) -> None:
         """End the thread after the turn that it is in."""
@@ -100,6 +115,8 @@ class Turns:
         """Return whose turn it is; new and old ones alternate, so neither waits for long."""
         with self._news:
             while not self._stopped:
+                while self._gone:  # its data go now, and do not wait for a garbage collection
+                    self._gone.popleft().steps.close()
                 held = sum(run.settings.numbers for run in self._going)
                 fits = self._new and held + self._new[0].settings.numbers <= HELD
                 if fits and not (self._was_new and self._going):
@@ -113,6 +130,8 @@ class Turns:
                         return run
                     if time.monotonic() - run.full_since < PATIENCE:
                         self._going.append(run)
+                    else:
+                        run.steps.close()
                 self._news.wait(0.05 if self._going or self._new else None)
         return None
 
@@ -123,9 +142,13 @@ class Turns:
             self._news.notify()
 
     def _work(self) -> None:
+        torch.set_num_threads(1)  # measures are small: a second thread would mostly wait
         while (run := self._next()) is not None:
-            more = run.step()
+            more = run.turn()
             with self._news:
                 self._busy = False
                 if more and not run.cancelled:
                     self._going.append(run)
+                else:
+                    run.steps.close()
+            del run  # and with it what it holds

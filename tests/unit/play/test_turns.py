@@ -80,6 +80,34 @@ def test_what_is_given_up_ends_and_tells_nothing(made):
     assert {seed for seed, number in log if number > 0} == {2}
 
 
+def test_what_is_given_up_lets_go_of_its_data_at_once(monkeypatch):
+    closed, begun = [], threading.Event()
+
+    def steps(settings):
+        try:
+            while True:
+                begun.set()
+                yield {"kind": "epochs"}
+        finally:
+            closed.append(settings.seed)
+
+    monkeypatch.setattr(module, "events", steps)
+    turns = Turns()
+    try:
+        for seed in range(20):
+            begun.clear()
+            run = turns.add(settings(seed), lambda event: True)
+            assert begun.wait(10)
+            turns.cancel(run)
+        emptied(turns)
+        end = time.monotonic() + 10
+        while len(closed) < 20:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+    finally:
+        turns.stop()
+
+
 def test_mistakes_are_told_and_do_not_end_the_thread(made, caplog):
     turns, gate, _ = made
     gate.set()
