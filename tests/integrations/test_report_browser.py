@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from pathlib import Path
 
 import pytest
 from chromium import FAINTEST, SIZES, STICKING_OUT, WIDTHS, needed, opened, show
@@ -14,6 +15,7 @@ from fissile.lab.studies import STUDIES
 
 pytestmark = needed
 
+PUBLISHED = Path(__file__).parents[2] / "results" / "index.html"
 #: The width of a page between its margins, in pixels of CSS: what is wider is cut off in print.
 BETWEEN_MARGINS = int((210 - 15 - 15) / 25.4 * 96)
 
@@ -90,6 +92,14 @@ def test_nothing_is_cut_off_on_paper(browser, page):
     assert scroll <= inner == BETWEEN_MARGINS
     assert browser.execute_script(STICKING_OUT) == []
     assert browser.execute_script(CUT_OFF) == []
+
+
+def test_the_published_report_fits_on_twenty_screens(browser):
+    show(browser, PUBLISHED, *SIZES["desktop"])
+    height = browser.execute_script("return document.documentElement.scrollHeight / innerHeight")
+    assert height <= 20
+    scroll, inner = browser.execute_script(WIDTHS)
+    assert scroll <= inner
 
 
 def test_it_prints(browser, page):

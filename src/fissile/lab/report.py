@@ -331,6 +331,11 @@ class _Section:
         return f"{len(self.results.rows):,} of {number_of(len(self.results.works), 'trial')}"
 
     @property
+    def verdict_counts(self) -> Mapping[Status, int]:
+        """How many claims have each verdict."""
+        return counts(verdict for _, verdict in self.results.verdicts)
+
+    @property
     def altered(self) -> bool:
         """Return whether the run was asked for anything but what its scale has."""
         run, scale = self.results.run, self.results.study.scales[self.results.run.scale]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from math import ceil, lcm
 from pathlib import Path
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 from fissile._common.errors import FileError
@@ -34,6 +36,7 @@ _DRAW: dict[type, Callable[[Spot], None]] = {
 _OF_ARMS = (Lines, Regression, Equivalence)
 _HEIGHTS = {1: 2.3, 2: 1.9}  # inches of a row with so many panels; three and more need less
 _LEGEND = 0.35
+_LETTERS_BELOW = 76  # more names in one row would not fit
 
 
 def draw(
@@ -61,7 +64,8 @@ def draw(
         letters = 17 * figure.get_figwidth()
         if note:
             figure.suptitle(style.wrapped(note, letters), fontsize=7, style="italic")
-        spots = []
+        spots: list[Spot] = []
+        several = sum(map(len, study.figure)) > 1
         for row in zip(study.figure, tables, places, strict=True):
             in_row = []
             for panel, table, place in zip(*row, strict=True):
@@ -69,8 +73,9 @@ def draw(
                     panels.matrices(place, panel, pictures)
                 else:
                     in_row.append(Spot(panel, table, figure.add_subplot(place)))
-            for spot in in_row:
-                _draw_panel(spot, letters / len(in_row))
+            for number, spot in enumerate(in_row, len(spots)):
+                letter = f"({ascii_lowercase[number]}) " if several else ""
+                _draw_panel(spot, letter, letters / len(in_row) - len(letter) / 2)
             _level(in_row)
             spots += in_row
         if warm := [spot for spot in spots if isinstance(spot.panel, Heat) and len(spot.table)]:
@@ -117,13 +122,16 @@ def _height(row: Sequence[Panel], pictures: Pictures) -> float:
     return 2.5 if isinstance(row[0], Heat) else _HEIGHTS.get(len(row), 1.75)
 
 
-def _draw_panel(spot: Spot, letters: float) -> None:
-    """Draw one panel; its title may be so many letters wide."""
+def _draw_panel(spot: Spot, letter: str, letters: float) -> None:
+    """Draw one panel; its title may have this many letters in a line.
+
+    A study may have the paper's own letters in its titles; those of the figure are in its order.
+    """
     panel, table, axes = spot
-    title = getattr(panel, "title", "")
+    title = letter + re.sub(r"^\([a-z]\) ", "", getattr(panel, "title", ""))
     if isinstance(panel, Heat) and "alpha" not in title:
         title += f", alpha {style.alpha_of(panel.arm)}"
-    axes.set_title(style.wrapped(title, letters), linespacing=1.0)
+    axes.set_title(style.wrapped(title.strip(), letters), linespacing=1.0)
     if not len(table):
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "no data yet", transform=axes.transAxes, ha="center", va="center")
@@ -153,7 +161,9 @@ def _legend(figure: Figure, spots: Sequence[Spot]) -> None:
         return
     across = 2 if figure.get_figwidth() <= style.COLUMN else 5
     # Six in three columns: dense and its stars, then each split with both its alphas.
-    columns = 3 if len(handles) > across > 2 else min(across, len(handles))
+    wide = sum(len(str(handle.get_label())) for handle in handles) > _LETTERS_BELOW
+    narrow = across == 2
+    columns = 3 if not narrow and (len(handles) > across or wide) else min(across, len(handles))
     spacing, letters = 1.6, None
     if len(handles) > style.MANY:
         columns, spacing, letters = _across_many(len(handles)), 1.2, 7
@@ -189,8 +199,19 @@ def _baseline_and_stars(spots: Sequence[Spot]) -> Iterable[Line2D]:
         yield _handle(dense)
     elif any(len(spot.table) for spot in based):
         yield Line2D([], [], label=dense.label, **style.BASELINE)
-    if any(len(panels.starred(spot)) for spot in spots if isinstance(spot.panel, Lines)):
-        yield Line2D([], [], color="black", label=f"p < {LEVEL:g} against dense", **style.STAR)
+    lined = [spot for spot in spots if isinstance(spot.panel, Lines)]
+    lower = [sign for spot in lined for sign in panels.is_lower(spot)]
+    for way, mark in ((False, style.STAR), (True, style.LOWER)):
+        if way in lower:
+            text = f"{'below' if way else 'above'} dense, p < {LEVEL:g}{_of_alpha(lined)}"
+            yield Line2D([], [], color="black", label=text, **mark)
+
+
+def _of_alpha(lined: Sequence[Spot]) -> str:
+    """Return the expansion factor of the arms with stars, where others are drawn without."""
+    shown = {style.alpha_of(arm) for spot in lined for arm in spot.table["arm"]} - {1}
+    marked = {style.alpha_of(arm) for spot in lined for arm in spot.panel.stars}
+    return f" (α = {min(marked)})" if len(marked) == 1 and shown > marked else ""
 
 
 def _arms(spots: Sequence[Spot]) -> list[style.Look]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil, isfinite, log2, log10
+from math import ceil, log2, log10
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fissile._common.random import seeded
 from fissile.lab.plots.data import Pictures, Spot, fit
-from fissile.lab.plots.style import BASELINE, LETTERS, STAR, look, named, role
+from fissile.lab.plots.style import BASELINE, LETTERS, LOWER, STAR, look, named, role
 from fissile.lab.stats import LEVEL
 from fissile.lab.study import Lines, Matrices
 from fissile.measure import gram, gram_clusters
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.gridspec import SubplotSpec
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 _BARS: dict[str, Any] = {"elinewidth": 0.7, "capsize": 1.6, "capthick": 0.7}
 _CELLS: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
@@ -45,12 +45,20 @@ def lines(spot: Spot) -> None:
     for at, cell in starred(spot).groupby(panel.along):
         top = _above(panel, table, at)
         # The star of the upper arm is the upper one, which says in grey whose it is.
-        for height, arm in enumerate(cell.sort_values("mean")["arm"]):
+        cell = cell.assign(lower=is_lower(spot).loc[cell.index]).sort_values("mean")
+        for height, (arm, lower) in enumerate(zip(cell["arm"], cell["lower"], strict=True)):
             up = ScaledTranslation(0, (5.5 + 5.5 * height) / 72, axes.figure.dpi_scale_trans)
             place = axes.transData + up
             colour = look(arm).colour
-            axes.plot(float(at), top, color=colour, transform=place, gid=f"star {arm}", **STAR)
-    _axis_below(axes, panel.along, table[panel.along], log=panel.log)
+            axes.plot(
+                float(at),
+                top,
+                color=colour,
+                transform=place,
+                gid=f"star {arm}",
+                **(LOWER if lower else STAR),
+            )
+    _axis_below(axes, panel.along, table[panel.along], doubling=True, log=panel.log)
 
 
 def _above(panel: Lines, table: DataFrame, at: float) -> float:
@@ -65,6 +73,15 @@ def _above(panel: Lines, table: DataFrame, at: float) -> float:
 def starred(spot: Spot) -> DataFrame:
     """Return the cells that get a star: significantly away from dense, of an arm to be starred."""
     return spot.table[spot.table["arm"].isin(spot.panel.stars) & (spot.table["p"] < LEVEL)]
+
+
+def is_lower(spot: Spot) -> Series[bool]:
+    """Return, for each cell with a star, whether it lies below the dense network."""
+    panel, table, _ = spot
+    marked = starred(spot)
+    dense = table[table["arm"] == "dense"].set_index(panel.along)["mean"]
+    level = marked[panel.along].map(dense) if panel.baseline is None else panel.baseline
+    return marked["mean"] < level
 
 
 def limits(spots: Sequence[Spot]) -> tuple[float, float]:
@@ -144,7 +161,8 @@ def _axis_below(
 ) -> None:
     """Name the axis and put a tick at every value there is, a label where there is room."""
     known = sorted({float(value) for value in values})
-    doubles = doubling and known[0] > 0 and len({b / a for a, b in pairwise(known)}) == 1
+    steps = {b / a for a, b in pairwise(known)} if known[0] > 0 else set()
+    doubles = doubling and len(known) > 2 and len(steps) == 1
     places = known
     if log or doubles:
         axes.set_xscale("log", base=10 if log else 2)
@@ -217,8 +235,12 @@ def equivalence(spot: Spot) -> None:
         part = table[table["arm"] == arm].sort_values("nonzeros")
         axes.errorbar(part["nonzeros"], part["mean"], part["error"], capsize=1.6, **look(arm).curve)
     above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "fontsize": 6}
-    for row in table[table["arm"] == panel.arm].to_dict("records"):
-        if isfinite(row["ratio"]):
+    told = table[(table["arm"] == panel.arm) & np.isfinite(table["ratio"])].sort_values("nonzeros")
+    known = told["nonzeros"].tolist()
+    inches = axes.bbox.width / axes.figure.dpi / 2  # a multiple is twice as wide as a tick's label
+    kept = ticks(known, [log10(value) for value in known], inches) if known else []
+    for row in told.to_dict("records"):
+        if row["nonzeros"] in kept:
             axes.annotate(f"{row['ratio']:.1f}×", (row["nonzeros"], row["mean"]), **above)
     axes.set_xscale("log")
     axes.set(xlabel=named("nonzeros"), ylabel=named("accuracy", LETTERS))
@@ -367,6 +389,8 @@ def _column(column: Sequence[Axes], pictures: Sequence[_Picture], wide: float) -
         fraction=0.025, pad=0.02, aspect=20 * wide, ticks=MaxNLocator(4, symmetric=True),
     )  # fmt: skip
     bar.outline.set_linewidth(0.4)
+    if any(np.isnan(values).any() for values, _, _ in pictures):
+        bar.set_label("×: no weight", fontsize=7)
 
 
 def _crosses(axes: Axes, values: NDArray[Any]) -> None:

@@ -133,6 +133,11 @@ BASELINE: dict[str, Any] = {"color": _INK, "linestyle": (0, (4, 2)), "linewidth"
 STAR: dict[str, Any] = {
     "marker": (6, 2, 0), "markersize": 4.2, "markeredgewidth": 0.8, "linestyle": "none",
 }  # fmt: skip
+#: What stands in its place where the arm is below the dense network.
+LOWER: dict[str, Any] = {
+    "marker": "v", "markersize": 3.0, "markeredgewidth": 0.7, "linestyle": "none",
+    "markerfacecolor": "white",
+}  # fmt: skip
 
 
 _DENSE = Look("dense", _INK, "D", BASELINE["linestyle"], size=3.0)
