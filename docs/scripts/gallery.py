@@ -19,6 +19,8 @@ RESULTS = ROOT / "results"
 SIGNS = {"holds": "✓", "fails": "✗", "not significant": "○", "no data": "–", "not tested here": "–"}
 #: Features that stand in for CLIP's, as `--set data=` names them.
 STAND_IN = "cifar100-efficientnet-lite2"
+#: Words of a table that gets a page of its own.
+LONG = 500
 
 
 def rows(name):
@@ -36,7 +38,7 @@ def pages():
     made = {"gallery/index.md": index(claims)}
     for name, found in claims.items():
         shares = {row["claim"]: row for row in readings.get(name, [])}
-        made[f"gallery/{name}.md"] = of_study(STUDIES[name], found, shares)
+        made |= of_study(STUDIES[name], found, shares)
     return made | command_line()
 
 
@@ -74,7 +76,8 @@ def index(claims):
 
 
 def of_study(study, found, shares):
-    """Return the page of a study."""
+    """Return the page of a study, and one of its table where that is long."""
+    made = {}
     command = f"fissile run {study.id} --scale paper{changes(study, found[0])}"
     parts = [
         f"# {study.title}\n\n`{study.id}` · {study.artefact}\n\n{study.about}\n",
@@ -87,14 +90,18 @@ def of_study(study, found, shares):
     parts.append(f"```sh\n{command}\nfissile report {study.id}\n```\n")
     parts.append(f"## Claims\n\nOf {found[0]['trials']} trials.\n")
     parts += [card(row, shares.get(row["claim"])) for row in found]
-    table = RESULTS / "tables" / f"{study.id}.md"
-    if table.exists():
-        parts.append(f"## Ours beside the paper's\n\n{table.read_text('utf-8')}")
+    path = RESULTS / "tables" / f"{study.id}.md"
+    table = path.read_text("utf-8") if path.exists() else ""
+    if len(table.split()) > LONG:
+        made[f"gallery/{study.id}-table.md"] = f"# {study.title}, in numbers\n\n{table}"
+        parts.append(f"## Ours beside the paper's\n\nIn [a table]({study.id}-table.md).\n")
+    elif table:
+        parts.append(f"## Ours beside the paper's\n\n{table}")
     if study.differs:
         parts.append(
             "## What differs from the paper\n\n" + "\n".join(f"- {d}" for d in study.differs)
         )
-    return "\n".join(parts) + "\n"
+    return {f"gallery/{study.id}.md": "\n".join(parts) + "\n"} | made
 
 
 def card(row, share):

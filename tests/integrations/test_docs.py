@@ -1,12 +1,10 @@
-"""The README, the pages and the notebooks, run as they stand; and the site, built strictly."""
+"""The README, the pages and the notebooks, run as they stand."""
 
 import doctest
 import importlib.util
-import os
 import pkgutil
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -197,30 +195,6 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     )
     client.execute()
     assert any("± " in str(cell.get("outputs")) for cell in notebook.cells)
-
-
-def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path):
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    pages = [path.read_text("utf-8") for path in tmp_path.rglob("*.html")]
-    assert len(pages) > 20
-    for page in pages:
-        fetched = re.findall(
-            r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?://[^"]+)', page
-        )
-        assert not fetched
-        assert not any(place in page for place in PLACES)
-    reference = (tmp_path / "reference" / "index.html").read_text("utf-8")
-    assert "expand" in reference
-    assert ":func:" not in reference  # a role of Sphinx, left as it was
-    assert "&gt;&gt;&gt; wide = expand" in re.sub(r"<[^>]+>", "", reference)
-    assert (tmp_path / "results" / "figures" / "codes.png").exists()
-    for path in NOTEBOOKS:
-        page = (tmp_path / "notebooks" / path.stem / "index.html").read_text("utf-8")
-        assert f"{path.stem}-0.png" in page
-        assert (tmp_path / "notebooks" / path.name).exists()
 
 
 def test_a_missing_extra_is_named(monkeypatch, tmp_path):

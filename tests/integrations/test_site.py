@@ -1,6 +1,7 @@
 """The documentation as a reader meets it: its links, headings and pictures, and in Chromium."""
 
 import http.server
+import importlib
 import json
 import os
 import re
@@ -18,6 +19,8 @@ from fissile.lab.studies import STUDIES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+PLACES = (str(ROOT), "/home/", "/root/", "/tmp/", "site-packages", "/.venv/")
 #: Pages of every kind: prose, code, tables, figures, cards, the reference.
 SHOWN = (
     "", "start/", "tutorial/", "gallery/", "gallery/superposition/", "paper/", "claims-tables/",
@@ -86,8 +89,11 @@ def words(path):
     return len(re.sub(r"<!--.*?-->", "", path.read_text("utf-8"), flags=re.S).split())
 
 
-def test_no_page_is_long():
+def test_no_page_is_long(monkeypatch):
     """Tables that need more room have pages of their own, which other pages link to."""
+    monkeypatch.syspath_prepend(DOCS / "scripts")
+    made = importlib.import_module("gallery").pages()
+    assert all(len(text.split()) <= 1500 for text in made.values())
     pages = [path for path in DOCS.rglob("*.md") if path.parent.name != "parts"]
     assert len(pages) > 40
     tables = [path for path in pages if path.stem.endswith("-tables")]
@@ -125,6 +131,27 @@ def test_links_and_pictures_of_the_repository_s_own_pages_are_there(name):
 
 
 # --- the site
+
+
+@pytest.mark.slow
+def test_the_site_needs_no_other_host_and_tells_no_place_of_its_maker(site):
+    pages = [path.read_text("utf-8") for path in site.rglob("*.html")]
+    assert len(pages) > 20
+    for page in pages:
+        fetched = re.findall(
+            r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?://[^"]+)', page
+        )
+        assert not fetched
+        assert not any(place in page for place in PLACES)
+    reference = (site / "reference" / "index.html").read_text("utf-8")
+    assert "expand" in reference
+    assert ":func:" not in reference  # a role of Sphinx, left as it was
+    assert "&gt;&gt;&gt; wide = expand" in re.sub(r"<[^>]+>", "", reference)
+    assert (site / "results" / "figures" / "codes.png").exists()
+    for path in NOTEBOOKS:
+        page = (site / "notebooks" / path.stem / "index.html").read_text("utf-8")
+        assert f"{path.stem}-0.png" in page
+        assert (site / "notebooks" / path.name).exists()
 
 
 @pytest.mark.slow
