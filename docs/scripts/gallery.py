@@ -78,15 +78,16 @@ def index(claims):
 def of_study(study, found, shares):
     """Return the page of a study, and one of its table where that is long."""
     made = {}
+    is_own = study.artefact == "not in the paper"
+    numbers = "Numbers" if is_own else "Ours beside the paper's"
     command = f"fissile run {study.id} --scale paper{changes(study, found[0])}"
     parts = [
         f"# {study.title}\n\n`{study.id}` · {study.artefact}\n\n{study.about}\n",
         f"[![{alt(study, found)}]({figure(study.id)})]({figure(study.id)})\n",
     ]
     if apart := " and ".join(filter(None, (found[0]["features"], found[0]["settings"]))):
-        parts.append(
-            f"These numbers are of {apart}: compare trends with the paper's, not values.\n"
-        )
+        trends = "" if is_own else ": compare trends with the paper's, not values"
+        parts.append(f"These numbers are of {apart}{trends}.\n")
     parts.append(f"```sh\n{command}\nfissile report {study.id}\n```\n")
     parts.append(f"## Claims\n\nOf {found[0]['trials']} trials.\n")
     parts += [card(row, shares.get(row["claim"])) for row in found]
@@ -94,9 +95,9 @@ def of_study(study, found, shares):
     table = path.read_text("utf-8") if path.exists() else ""
     if len(table.split()) > LONG:
         made[f"gallery/{study.id}-table.md"] = f"# {study.title}, in numbers\n\n{table}"
-        parts.append(f"## Ours beside the paper's\n\nIn [a table]({study.id}-table.md).\n")
+        parts.append(f"## {numbers}\n\nIn [a table]({study.id}-table.md).\n")
     elif table:
-        parts.append(f"## Ours beside the paper's\n\n{table}")
+        parts.append(f"## {numbers}\n\n{table}")
     if study.differs:
         parts.append(
             "## What differs from the paper\n\n" + "\n".join(f"- {d}" for d in study.differs)
