@@ -282,6 +282,8 @@ def can(stack: Stack) -> bool:
         p.dtype is not torch.float32 for p in stack.module.parameters()
     ):
         return False
+    if any(isinstance(layer, DropConnectLinear) for layer in linear_layers(stack.module)):
+        return False
     if any(isinstance(x, np.memmap) for data in stack.data for x in (data.x, data.x_test)):
         return False
     if sum(len(data.x) for data in stack.data) * stack.data[0].inputs >= 2**31:
@@ -295,8 +297,6 @@ def can(stack: Stack) -> bool:
 
 def _on_chip(stack: Stack) -> bool:
     first, second = linear_layers(stack.module)
-    if isinstance(first, DropConnectLinear):
-        return False
     return fits(first.out_features, first.in_features, second.out_features)
 
 
