@@ -189,7 +189,7 @@ def test_nobody_outlives_a_driver_that_is_stopped_or_killed(tmp_path, undisturbe
     wait_for(process, tmp_path, 10)
     ids = below(process)
     process.send_signal(signal.SIGINT)
-    assert "trials are stored" in ended(process, 130)
+    assert "trials; the same command goes on" in ended(process, 130)
     wait_until_gone(ids)
     process = start(tmp_path)
     wait_for(process, tmp_path, stored_trials(tmp_path) + 10)
